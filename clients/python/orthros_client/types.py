@@ -1,7 +1,8 @@
 """The wire types of the native API, shared by the client and the gateway.
 
-Requests are strict: unknown fields, numbers given as strings and non-finite numbers are refused. Responses allow
-unknown fields, so that an older client reads a newer service. Offsets are Unicode code points.
+Requests are strict: unknown fields, numbers given as strings and non-finite numbers are refused.
+Responses allow unknown fields, so that an older client reads a newer service. Offsets are Unicode
+code points.
 """
 
 from typing import Annotated, Any, Literal
@@ -36,7 +37,9 @@ class DocumentCreate(RequestModel):
 
     text: str
     title: str | None = Field(None, max_length=500)
-    metadata: dict[str, str] = Field(default_factory=dict, description="At most 16 pairs of short strings.")
+    metadata: dict[str, str] = Field(
+        default_factory=dict, description="At most 16 pairs of short strings."
+    )
     prefill_mode: PrefillModeChoice = Field("auto", description="'auto' lets the length decide.")
 
 
@@ -128,7 +131,9 @@ class AnswerRequest(_Generation):
     """Body of `POST /v1/answers`."""
 
     question: str = Field(min_length=1)
-    history: list[Turn] = Field(default_factory=list, description="Earlier turns: user, assistant, user, assistant...")
+    history: list[Turn] = Field(
+        default_factory=list, description="Earlier turns: user, assistant, user, assistant..."
+    )
 
     @model_validator(mode="after")
     def _alternating(self) -> "AnswerRequest":
@@ -136,7 +141,9 @@ class AnswerRequest(_Generation):
             if turn.role != ("user", "assistant")[index % 2]:
                 raise ValueError("history must alternate user, assistant and begin with user")
         if len(self.history) % 2:
-            raise ValueError("history must end with an assistant turn; the new question goes into `question`")
+            raise ValueError(
+                "history must end with an assistant turn; the new question goes into `question`"
+            )
         return self
 
 
@@ -144,7 +151,9 @@ class SummaryRequest(_Generation):
     """Body of `POST /v1/summaries`."""
 
     style: Literal["paragraph", "bullets", "one_sentence"] = "paragraph"
-    focus: str | None = Field(None, min_length=1, max_length=2_000, description="What the summary should be about.")
+    focus: str | None = Field(
+        None, min_length=1, max_length=2_000, description="What the summary should be about."
+    )
 
 
 class Citation(ResponseModel):
@@ -163,7 +172,9 @@ class Usage(ResponseModel):
     """Token counts of one request."""
 
     document_tokens: int
-    prompt_tokens: int = Field(description="Question, history and template; the document is counted apart.")
+    prompt_tokens: int = Field(
+        description="Question, history and template; the document is counted apart."
+    )
     completion_tokens: int
     max_tokens: int = Field(description="The limit in force, after clamping to what fits.")
 
@@ -185,7 +196,9 @@ class Answer(ResponseModel):
     id: str
     object: Literal["answer", "summary"]
     model: str
-    converted: bool = Field(description="Whether the model's weights were trained for linear prefill.")
+    converted: bool = Field(
+        description="Whether the model's weights were trained for linear prefill."
+    )
     text: str
     finish_reason: FinishReason
     citations: list[Citation]
@@ -245,7 +258,7 @@ class ModelList(ResponseModel):
 
 
 class Problem(BaseModel):
-    """RFC 9457 problem document with our members; further members such as `limit` and `actual` may follow."""
+    """RFC 9457 problem document with our members; others, such as `limit`, may follow."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -258,4 +271,6 @@ class Problem(BaseModel):
     retryable: bool = False
     retry_after_s: float | None = None
     request_id: str | None = None
-    errors: list[dict[str, Any]] | None = Field(None, description="One entry per wrong field: field, message.")
+    errors: list[dict[str, Any]] | None = Field(
+        None, description="One entry per wrong field: field, message."
+    )
