@@ -1,0 +1,1 @@
+"""How much probability a set of queries gives to each key."""

@@ -1,0 +1,11 @@
+"""The one error of the kernels."""
+
+
+class KernelError(ValueError):
+    """An argument has a shape, dtype or device that the operator does not take; the message names it."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise `KernelError` with this message unless the condition holds."""
+    if not condition:
+        raise KernelError(message)

@@ -1,0 +1,72 @@
+"""Decode-mode attention over one run of keys: checks and dispatch."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from orthros_kernels.errors import check
+from orthros_kernels.partial_attention.cpu import causal_attention_cpu, partial_attention_cpu
+from orthros_kernels.partial_attention.reference import Partial, merge_partials_reference
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    check(k.shape == v.shape, f"k has shape {tuple(k.shape)}, v has {tuple(v.shape)}")
+    check(k.shape[1] > 0, "k must hold at least one key")
+    check(q.shape[-1] == k.shape[-1], f"q has head size {q.shape[-1]}, k has {k.shape[-1]}")
+    check(q.dtype == k.dtype == v.dtype, f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must agree")
+
+
+def partial_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
+    """Attend rows of queries to every key of one run, without a mask.
+
+    Args:
+        q: [G, R, D]; R rows are the query heads of a KV head times the queries that share these keys.
+        k: Keys, [G, N, D], N >= 1; unit stride in D. Not modified.
+        v: Values, like k.
+        scale: Softmax scale, usually D ** -0.5.
+
+    Returns:
+        Output [G, R, D] and fp32 log-sum-exp of the scores [G, R].
+
+    Raises:
+        KernelError: Shapes or dtypes do not fit.
+    """
+    _check(q, k, v)
+    check(q.shape[0] == k.shape[0], f"q has {q.shape[0]} KV heads, k has {k.shape[0]}")
+    return partial_attention_cpu(q, k, v, scale=scale)
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
+    """Attend the last n of c + n tokens causally.
+
+    Args:
+        q: [H, n, D], queries of the last n tokens.
+        k: [G, c + n, D].
+        v: Like k.
+        scale: Softmax scale.
+
+    Returns:
+        Output [H, n, D] and fp32 log-sum-exp [H, n].
+
+    Raises:
+        KernelError: Shapes or dtypes do not fit.
+    """
+    _check(q, k, v)
+    check(q.shape[0] % k.shape[0] == 0, f"{q.shape[0]} query heads on {k.shape[0]} KV heads")
+    check(q.shape[1] <= k.shape[1], f"{q.shape[1]} queries but only {k.shape[1]} keys")
+    return causal_attention_cpu(q, k, v, scale=scale)
+
+
+def merge_partials(partials: Sequence[Partial]) -> Partial:
+    """One softmax over several runs of keys, from each run's output and log-sum-exp.
+
+    Args:
+        partials: At least one (output [.., D], log-sum-exp [..]).
+
+    Returns:
+        Merged output (fp32 if there were several) and log-sum-exp.
+
+    Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
+    """
+    check(len(partials) > 0, "partials must hold at least one run")
+    return merge_partials_reference(partials)

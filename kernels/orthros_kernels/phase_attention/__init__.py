@@ -1,0 +1,1 @@
+"""Prefill mode: sinks and a block-aligned causal window."""

@@ -1,0 +1,114 @@
+"""Plain reference of prefill-mode attention: dense masks, fp32, one call for a whole document.
+
+Shape suffixes: H query heads, G KV heads, N tokens, D head size. Formulas: docs/architecture.md, "The attention".
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBranch:
+    """Inputs of the decayed linear-attention branch, which covers what lies left of the window.
+
+    Args:
+        q_HND: Queries without RoPE.
+        k_GND: Keys without RoPE.
+        gate_HN: alpha_h * sigmoid(u_h . x_i + beta_h); all zeros switch the branch off.
+        decay_G: gamma per KV head and token, in (0, 1].
+        norm_eps: Epsilon of the RMSNorm of the read.
+    """
+
+    q_HND: Tensor
+    k_GND: Tensor
+    gate_HN: Tensor
+    decay_G: Tensor
+    norm_eps: float = 1e-6
+
+
+def window_start(position: Tensor, *, tile: int, window: int) -> Tensor:
+    """First position inside the block-aligned window of each query; negative while the window is not full."""
+    return torch.div(position, tile, rounding_mode="floor") * tile - window
+
+
+def prefill_mask(num_tokens: int, *, tile: int, window: int, num_sinks: int) -> Tensor:
+    """Boolean [N, N] mask, true where query i may see key j: sinks or window, and causal."""
+    position = torch.arange(num_tokens)
+    query, key = position[:, None], position[None, :]
+    start = window_start(position, tile=tile, window=window)[:, None]
+    return ((key < num_sinks) | (key >= start)) & (key <= query)
+
+
+def phase_attention_reference(
+    q_HND: Tensor,
+    q_sink_HND: Tensor,
+    k_GND: Tensor,
+    v_GND: Tensor,
+    *,
+    window: int,
+    tile: int,
+    num_sinks: int,
+    scale: float,
+    state: StateBranch | None = None,
+) -> Tensor:
+    """Attend every document token to the sinks and its window, plus the gated state read.
+
+    Args:
+        q_HND: Queries rotated at their own positions.
+        q_sink_HND: The same queries rotated at min(position, window + tile + num_sinks - 1); they score the sinks.
+        k_GND: Rotated keys.
+        v_GND: Values.
+        window: Tokens of the window left of the query's own tile; a multiple of `tile`.
+        tile: Tokens per tile.
+        num_sinks: First tokens that every query sees.
+        scale: Softmax scale, usually D ** -0.5.
+        state: The linear branch, or None.
+
+    Returns:
+        [H, N, D] fp32.
+    """
+    group = q_HND.shape[0] // k_GND.shape[0]
+    k_HND = k_GND.float().repeat_interleave(group, 0)
+    v_HND = v_GND.float().repeat_interleave(group, 0)
+    num_tokens = q_HND.shape[1]
+    scores = q_HND.float() @ k_HND.transpose(1, 2) * scale
+    sink_scores = q_sink_HND.float() @ k_HND.transpose(1, 2) * scale
+    is_sink = torch.arange(num_tokens) < num_sinks
+    scores = torch.where(is_sink, sink_scores, scores)
+    mask = prefill_mask(num_tokens, tile=tile, window=window, num_sinks=num_sinks)
+    out = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ v_HND
+    if state is None:
+        return out
+    return out + _state_read(state, v_GND, window=window, tile=tile, num_sinks=num_sinks)
+
+
+def _state_read(
+    state: StateBranch, v_GND: Tensor, *, window: int, tile: int, num_sinks: int
+) -> Tensor:
+    """gate * RMSNorm(q . S) where S holds every non-sink token left of the query's window."""
+    num_heads, num_tokens, head_dim = state.q_HND.shape
+    num_kv_heads = v_GND.shape[0]
+    keys = torch.nn.functional.normalize(state.k_GND.float(), dim=-1)
+    memory = torch.zeros(num_kv_heads, head_dim, head_dim)
+    memories = [memory]
+    offsets = torch.arange(tile - 1, -1, -1)
+    for begin in range(0, num_tokens - tile + 1, tile):
+        weight = state.decay_G.float()[:, None] ** offsets
+        weight = weight * (torch.arange(begin, begin + tile) >= num_sinks)
+        k_tile = keys[:, begin : begin + tile] * weight[..., None]
+        update = k_tile.transpose(1, 2) @ v_GND[:, begin : begin + tile].float()
+        memory = state.decay_G.float()[:, None, None] ** tile * memory + update
+        memories.append(memory)
+    group = num_heads // num_kv_heads
+    out = torch.zeros(num_heads, num_tokens, head_dim)
+    for position in range(num_tokens):
+        num_tiles_left = position // tile - window // tile
+        if num_tiles_left <= 0:
+            continue
+        seen = memories[num_tiles_left].repeat_interleave(group, 0)
+        read = (state.q_HND[:, position, None].float() @ seen)[:, 0]
+        normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + state.norm_eps)
+        out[:, position] = state.gate_HN[:, position, None].float() * normed
+    return out

@@ -1,0 +1,183 @@
+"""Prefill, one stateless step at a time: tokens and the carry of the steps before in, a segment out."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from orthros_service.engine.types import PrefillStep
+from orthros_service.errors import CancelledError, StateMismatchError
+from orthros_service.model.batches import (
+    DecodeBatch,
+    PrefillBatch,
+    PrefillCarry,
+    PrivateTail,
+    SharedContext,
+)
+from orthros_service.model.loading import LoadedModel
+from orthros_service.model.rope import RotaryTable
+from orthros_service.state.tensors import kv_bits, kv_tensor
+from orthros_service.state.types import Segment, StateLayout
+
+
+# Tokens that run through the model at once. Bounds working memory and the time until a cancellation is seen.
+CHUNK_TOKENS = 1024
+
+
+def carry_from_context(
+    context: Sequence[Tensor], *, start: int, window: int, num_sinks: int
+) -> PrefillCarry | None:
+    """The linear carry as a function of the segments that hold the document's beginning and its last window.
+
+    Args:
+        context: Keys and values [L, 2, G, n, D] of the first and the last segment (one tensor if they are the same).
+        start: Tokens before this step.
+        window: W, at most the length of a segment.
+        num_sinks: s.
+
+    Returns:
+        None at the beginning of a document.
+    """
+    if start == 0:
+        return None
+    last = context[-1]
+    seen = min(start, window)
+    return PrefillCarry(
+        window=last[:, :, :, last.shape[3] - seen :], sinks=context[0][:, :, :, :num_sinks]
+    )
+
+
+class PrefillEngine:
+    """Runs prefill steps of one model on one device. Stateless between steps; not thread-safe."""
+
+    def __init__(self, loaded: LoadedModel, layout: StateLayout) -> None:
+        self._model = loaded.model
+        self._device = loaded.device
+        self._layout = layout
+        self._tile = loaded.orthros.tile
+        self._rotary = RotaryTable(loaded.config, device=loaded.device)
+        if layout.segment_tokens % self._tile or layout.segment_tokens < layout.window:
+            raise StateMismatchError(
+                f"segment_tokens is {layout.segment_tokens}; it must be a multiple of the tile {self._tile} and at "
+                f"least the window {layout.window}."
+            )
+
+    @torch.inference_mode()
+    def step(
+        self,
+        step: PrefillStep,
+        context: Sequence[Segment],
+        *,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> Segment:
+        """Compute the keys and values of one segment.
+
+        Args:
+            step: The tokens; `step.layout.mode` chooses the attention pattern.
+            context: The segments named by `context_segments`, in order.
+            is_cancelled: Polled every `CHUNK_TOKENS` tokens.
+
+        Returns:
+            A new segment that the caller owns.
+
+        Raises:
+            StateMismatchError: The step or its context belongs to another model or position.
+            CancelledError: `is_cancelled` said so.
+        """
+        step.layout.check_matches(self._layout)
+        self._check_context(step, context)
+        token_ids = torch.from_numpy(step.token_ids).to(self._device, torch.int64)
+        before = tuple(kv_tensor(s, self._layout.dtype, self._device) for s in context)
+        kv = self._model.new_kv(token_ids.shape[0])
+        for begin in range(0, token_ids.shape[0], CHUNK_TOKENS):
+            if is_cancelled():
+                raise CancelledError("The prefill step was cancelled.", phase="prefill")
+            chunk = token_ids[begin : begin + CHUNK_TOKENS]
+            if step.layout.mode == "linear":
+                self._linear_chunk(chunk, kv, before, step.start, begin)
+            else:
+                self._full_chunk(chunk, kv, before, step.start, begin)
+        return Segment(
+            start=step.start,
+            token_ids=step.token_ids,
+            char_starts=step.char_starts,
+            char_ends=step.char_ends,
+            kv=kv_bits(kv, self._layout.dtype),
+        )
+
+    def _linear_chunk(
+        self, token_ids: Tensor, kv: Tensor, before: tuple[Tensor, ...], start: int, begin: int
+    ) -> None:
+        layout = self._layout
+        num_tokens = token_ids.shape[0]
+        first = start + begin
+        positions = torch.arange(first, first + num_tokens, device=self._device)
+        last_exact = layout.window + self._tile + layout.num_sinks - 1
+        carry = self._carry(kv, before, start, begin)
+        self._model.write_document(
+            token_ids,
+            PrefillBatch(
+                start=first,
+                cos_sin=self._rotary.cos_sin(positions),
+                sink_cos_sin=self._rotary.cos_sin(positions.clamp(max=last_exact)),
+                carry=carry,
+                kv_out=kv[:, :, :, begin : begin + num_tokens],
+                window=layout.window,
+                tile=self._tile,
+                num_sinks=layout.num_sinks,
+            ),
+        )
+
+    def _carry(
+        self, kv: Tensor, before: tuple[Tensor, ...], start: int, begin: int
+    ) -> PrefillCarry | None:
+        """The carry at a chunk inside the step: the window may reach into the segment before."""
+        layout = self._layout
+        sizes = {"window": layout.window, "num_sinks": layout.num_sinks}
+        if begin == 0:
+            return carry_from_context(before, start=start, **sizes)
+        own = kv[:, :, :, max(0, begin - layout.window) : begin]
+        missing = min(start + begin, layout.window) - own.shape[3]
+        if missing > 0:
+            own = torch.cat((before[-1][:, :, :, before[-1].shape[3] - missing :], own), 3)
+        first = before[0] if before else kv
+        return PrefillCarry(window=own, sinks=first[:, :, :, : layout.num_sinks])
+
+    def _full_chunk(
+        self, token_ids: Tensor, kv: Tensor, before: tuple[Tensor, ...], start: int, begin: int
+    ) -> None:
+        num_tokens = token_ids.shape[0]
+        first = start + begin
+        positions = torch.arange(first, first + num_tokens, device=self._device)
+        documents = (SharedContext(segments=before, rows=None, cos_sin=None),) if before else ()
+        tail = PrivateTail(first_row=0, num_rows=num_tokens, kv=kv, length=begin)
+        self._model.write_document(
+            token_ids,
+            DecodeBatch(
+                cos_sin=self._rotary.cos_sin(positions),
+                documents=documents,
+                tails=(tail,),
+                log_length_R=log_length(positions, self._model.orthros.decode_temperature),
+            ),
+        )
+
+    def _check_context(self, step: PrefillStep, context: Sequence[Segment]) -> None:
+        expected_end = step.start
+        if step.start % self._layout.segment_tokens:
+            raise StateMismatchError(
+                f"A prefill step begins at token {step.start}, which is not a multiple of segment_tokens "
+                f"{self._layout.segment_tokens}."
+            )
+        if step.start and (not context or context[0].start or context[-1].end != expected_end):
+            raise StateMismatchError(
+                f"A prefill step at token {step.start} needs the first segment and the one that ends there."
+            )
+
+
+def log_length(
+    positions: Tensor, temperature: tuple[tuple[float, ...], ...] | None
+) -> Tensor | None:
+    """ln(max(1, t / 8192)) with t counted from 1, or None when the model has no decode temperature."""
+    if temperature is None:
+        return None
+    return ((positions + 1).float() / 8192).clamp(min=1).log()

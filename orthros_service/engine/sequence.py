@@ -1,0 +1,130 @@
+"""One sequence being decoded: its documents, its private tail and the text that it has produced."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from orthros_service.engine.sampling import make_generator
+from orthros_service.engine.stopping import StopMatcher
+from orthros_service.engine.types import DecodeWork
+from orthros_service.state.tensors import kv_tensor
+from orthros_service.state.types import AttentionState
+from orthros_service.tokenization.stream import TextStream
+from orthros_service.types import FinishReason
+
+
+@dataclass(slots=True, kw_only=True)
+class DocumentContext:
+    """One document of a sequence: its tensors on the device and where it sits in the composed context."""
+
+    content_key: str
+    state: AttentionState
+    segments: tuple[Tensor, ...]
+    offset: int
+
+
+@dataclass(slots=True, kw_only=True)
+class QueryTrace:
+    """What the evidence pass needs of one generated token: by layer, unrotated queries [H, D] and lse [H]."""
+
+    position: int
+    queries: dict[int, Tensor]
+    lse: dict[int, Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeSequence:
+    """Mutable state of one request inside the decode engine.
+
+    `pending` are token ids that are known but have not run through the model: the rest of the tail at first, then the
+    one token that was sampled last.
+    """
+
+    work: DecodeWork
+    documents: list[DocumentContext]
+    pending: list[int]
+    kv: Tensor
+    stream: TextStream
+    stops: StopMatcher
+    generator: torch.Generator | None
+    length: int = 0
+    num_generated: int = 0
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    traces: list[QueryTrace] = field(default_factory=list)
+    added_at: float = field(default_factory=time.perf_counter)
+    first_token_at: float | None = None
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of all documents: the position of the tail's first token."""
+        return sum(document.state.num_tokens for document in self.documents)
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next pending token."""
+        return self.document_tokens + self.length
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for so many more tail tokens, doubling so that copying stays linear."""
+        needed = self.length + num_rows
+        capacity = self.kv.shape[3]
+        if needed > capacity:
+            grown = self.kv.new_empty((*self.kv.shape[:3], max(needed, 2 * capacity), self.kv.shape[4]))
+            grown[:, :, :, : self.length] = self.kv[:, :, :, : self.length]
+            self.kv = grown
+
+    def accept(self, token_id: int) -> tuple[str, int]:
+        """Take one sampled token; returns the text that may be shown now and 1 if the token counts."""
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+        if token_id in self.work.stop_ids:
+            self.finish_reason = "stop"
+            shown, count = self._rest(), 0
+        else:
+            self.num_generated += 1
+            self.pending = [token_id]
+            shown, has_stopped = self.stops.push(self.stream.push(token_id))
+            count = 1
+            if has_stopped:
+                self.finish_reason = "stop"
+            elif self.num_generated >= self.work.sampling.max_tokens:
+                self.finish_reason = "length"
+                shown += self._rest()
+        self.text += shown
+        return shown, count
+
+    def _rest(self) -> str:
+        """Text that was held back for an unfinished character or a possible stop string."""
+        rest, has_stopped = self.stops.push(self.stream.flush())
+        return rest if has_stopped else rest + self.stops.flush()
+
+
+def new_sequence(
+    work: DecodeWork,
+    states: Sequence[AttentionState],
+    *,
+    empty_kv: Tensor,
+    device: torch.device,
+    stream: TextStream,
+) -> DecodeSequence:
+    """Bind a request to its documents' states, on the device."""
+    documents, offset = [], 0
+    for handle, state in zip(work.documents, states, strict=True):
+        segments = tuple(kv_tensor(s, state.layout.dtype, device) for s in state.segments)
+        documents.append(
+            DocumentContext(content_key=handle.content_key, state=state, segments=segments, offset=offset)
+        )
+        offset += state.num_tokens
+    return DecodeSequence(
+        work=work,
+        documents=documents,
+        pending=list(work.tail_ids),
+        kv=empty_kv,
+        stream=stream,
+        stops=StopMatcher(work.sampling.stop),
+        generator=make_generator(work.sampling),
+    )

@@ -1,0 +1,115 @@
+"""What one forward pass runs over. The type of the batch is the phase: it is an argument, never guessed.
+
+Shape suffixes: L layers, H query heads, G KV heads, N tokens of the step, R rows (tokens of all sequences), D head size.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCarry:
+    """All that linear prefill needs of the tokens before a step; its size does not depend on their number.
+
+    Args:
+        window: Keys and values of the last min(start, W) tokens, [L, 2, G, c, D].
+        sinks: Keys and values of the document's first s tokens, [L, 2, G, s, D].
+    """
+
+    window: Tensor
+    sinks: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBatch:
+    """Document tokens in prefill mode: one document, one step.
+
+    Args:
+        start: Position of the first token, a multiple of `tile`.
+        cos_sin: Rotation at the tokens' positions, two [N, D/2] fp32.
+        sink_cos_sin: Rotation at min(position, W + tile + s - 1), for the scores against sink keys.
+        carry: Window and sinks of the steps before; None for the first step.
+        kv_out: Receives this step's keys and values, [L, 2, G, N, D].
+        window: W, in tokens.
+        tile: Tokens per tile.
+        num_sinks: s.
+    """
+
+    start: int
+    cos_sin: tuple[Tensor, Tensor]
+    sink_cos_sin: tuple[Tensor, Tensor]
+    carry: PrefillCarry | None
+    kv_out: Tensor
+    window: int
+    tile: int
+    num_sinks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedContext:
+    """One document's keys and values, read once for all rows that attend to it.
+
+    Args:
+        segments: Each [L, 2, G, n, D], in order. Not modified.
+        rows: Rows of the batch that attend to it, int64; None for all.
+        cos_sin: Rotation of those rows at (position - the document's offset); None if that is the batch's own.
+    """
+
+    segments: tuple[Tensor, ...]
+    rows: Tensor | None
+    cos_sin: tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateTail:
+    """The tokens that only one sequence sees, and the rows of the batch that extend them.
+
+    Args:
+        first_row: First row of this sequence in the batch.
+        num_rows: Its rows, consecutive, in order.
+        kv: [L, 2, G, capacity, D]; tokens [length, length + num_rows) are written by the pass.
+        length: Tokens already there.
+    """
+
+    first_row: int
+    num_rows: int
+    kv: Tensor
+    length: int
+
+
+@dataclass(slots=True, kw_only=True)
+class EvidenceRecord:
+    """Queries of chosen layers before rotation, and their log-sum-exp over the whole context.
+
+    Args:
+        layers: Layers to record.
+        queries: By layer, [H, R, D], filled by the pass.
+        lse: By layer, [H, R] fp32, filled by the pass.
+    """
+
+    layers: frozenset[int]
+    queries: dict[int, Tensor] = field(default_factory=dict)
+    lse: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBatch:
+    """Rows in decode mode: full softmax attention over documents and the private tail, causal inside the tail.
+
+    Args:
+        cos_sin: Rotation at each row's position, two [R, D/2] fp32.
+        documents: Shared contexts; a row may attend to several.
+        tails: Together they cover every row once.
+        log_length_R: ln(max(1, (position + 1) / 8192)) of each row for the temperature; None when no head has one.
+        evidence: Where to record queries for the evidence pass; None to record nothing.
+    """
+
+    cos_sin: tuple[Tensor, Tensor]
+    documents: tuple[SharedContext, ...]
+    tails: tuple[PrivateTail, ...]
+    log_length_R: Tensor | None = None
+    evidence: EvidenceRecord | None = None
+
+
+Batch = PrefillBatch | DecodeBatch

@@ -1,0 +1,164 @@
+"""The decoder of the Llama family (Llama, Mistral, Qwen 2 and 3, SmolLM) around Orthros attention.
+
+Shape suffixes: R rows (tokens), M hidden size, V vocabulary, H query heads, G KV heads, D head size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from orthros_service.model.attention import attend, write_keys_values
+from orthros_service.model.batches import Batch, DecodeBatch, PrivateTail
+from orthros_service.model.config import ModelConfig, OrthrosConfig
+from orthros_service.model.rope import RotaryTable
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last dimension."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections around the two computation patterns."""
+
+    def __init__(self, layer: int, config: ModelConfig, orthros: OrthrosConfig) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads = (config.num_q_heads, config.num_kv_heads, config.num_kv_heads)
+        self.head_dim = config.head_dim
+        width = config.num_q_heads * config.head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=config.has_qkv_bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.has_o_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.has_qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.has_qk_norm else None
+        c_LH = orthros.decode_temperature
+        self.temperature_H = None if c_LH is None else c_LH[layer]
+
+    def project(self, x_RM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [H, R, D], keys and values [G, R, D], head-normed, not rotated."""
+        qkv = self.qkv_proj(x_RM).unflatten(-1, (sum(self.heads), self.head_dim)).transpose(0, 1)
+        q, k, v = qkv.split(self.heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
+
+    def forward(self, x_RM: Tensor, batch: Batch) -> Tensor:
+        """Attention output, [R, M]; keys and values are written where the batch says."""
+        q, k, v = self.project(x_RM)
+        temperature_H = (
+            None
+            if self.temperature_H is None
+            else torch.tensor(self.temperature_H, dtype=torch.float32, device=q.device)
+        )
+        out_HRD = attend(self.layer, q, k, v, batch, temperature_H=temperature_H)
+        projected: Tensor = self.o_proj(out_HRD.transpose(0, 1).flatten(1))
+        return projected
+
+    def write(self, x_RM: Tensor, batch: Batch) -> None:
+        """Keys and values only."""
+        _, k, v = self.project(x_RM)
+        write_keys_values(self.layer, k, v, batch)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.has_mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.has_mlp_bias)
+
+    def forward(self, x_RM: Tensor) -> Tensor:
+        """[R, M] -> [R, M]."""
+        gate, up = self.gate_up_proj(x_RM).chunk(2, -1)
+        out: Tensor = self.down_proj(nn.functional.silu(gate) * up)
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and MLP with residuals."""
+
+    def __init__(self, layer: int, config: ModelConfig, orthros: OrthrosConfig) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = Attention(layer, config, orthros)
+        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(config)
+
+    def forward(self, x_RM: Tensor, batch: Batch) -> Tensor:
+        """[R, M] -> [R, M]."""
+        x_RM = x_RM + self.attention(self.input_norm(x_RM), batch)
+        out: Tensor = x_RM + self.mlp(self.post_norm(x_RM))
+        return out
+
+
+class Transformer(nn.Module):
+    """Embedding, layers, final norm and head; positions and phase come with the batch."""
+
+    def __init__(self, config: ModelConfig, orthros: OrthrosConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.orthros = orthros
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(index, config, orthros) for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = (
+            None
+            if config.has_tied_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+
+    def hidden_states(self, token_ids: Tensor, batch: Batch) -> Tensor:
+        """Last layer's output before the final norm, [R, M], for int64 token ids [R]."""
+        x: Tensor = self.embed_tokens(token_ids)
+        for layer in self.layers:
+            x = layer(x, batch)
+        return x
+
+    def write_document(self, token_ids: Tensor, batch: Batch) -> None:
+        """Fill the batch's K/V for document tokens. The last layer stops at its keys and values: nothing reads more."""
+        x: Tensor = self.embed_tokens(token_ids)
+        for layer in self.layers[:-1]:
+            x = layer(x, batch)
+        last = self.layers[-1]
+        assert isinstance(last, DecoderLayer)
+        last.attention.write(last.input_norm(x), batch)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits [R, V] in the model's dtype."""
+        normed = self.norm(hidden)
+        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return nn.functional.linear(normed, weight)
+
+    def new_kv(self, num_tokens: int) -> Tensor:
+        """Uninitialized keys and values for so many tokens, [L, 2, G, N, D]."""
+        weight = self.embed_tokens.weight
+        shape = (self.config.num_layers, 2, self.config.num_kv_heads, num_tokens, self.config.head_dim)
+        return torch.empty(shape, dtype=weight.dtype, device=weight.device)
+
+
+@torch.inference_mode()
+def full_logits(model: Transformer, token_ids: Tensor) -> Tensor:
+    """Logits of one sequence in full attention, [T, V] fp32, for int64 token ids [T]."""
+    num_tokens = token_ids.shape[0]
+    device = token_ids.device
+    table = RotaryTable(model.config, device=device)
+    batch = DecodeBatch(
+        cos_sin=table.cos_sin(torch.arange(num_tokens, device=device)),
+        documents=(),
+        tails=(PrivateTail(first_row=0, num_rows=num_tokens, kv=model.new_kv(num_tokens), length=0),),
+    )
+    return model.logits(model.hidden_states(token_ids, batch)).float()
+
+
