@@ -7,7 +7,7 @@ code points.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 PrefillModeChoice = Literal["auto", "full", "linear"]
 DocumentStatus = Literal["queued", "ingesting", "ready", "failed"]
@@ -15,6 +15,19 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 MAX_DOCUMENTS = 32
 MAX_STOP_STRINGS = 16
+MAX_METADATA_PAIRS = 16
+
+
+def _refuse_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must hold more than white space")
+    return text
+
+
+# Words that become part of a prompt.
+PromptText = Annotated[str, Field(min_length=1), AfterValidator(_refuse_blank)]
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class RequestModel(BaseModel):
@@ -37,8 +50,10 @@ class DocumentCreate(RequestModel):
 
     text: str
     title: str | None = Field(None, max_length=500)
-    metadata: dict[str, str] = Field(
-        default_factory=dict, description="At most 16 pairs of short strings."
+    metadata: dict[MetadataKey, MetadataValue] = Field(
+        default_factory=dict,
+        max_length=MAX_METADATA_PAIRS,
+        description="At most 16 pairs of short strings.",
     )
     prefill_mode: PrefillModeChoice = Field("auto", description="'auto' lets the length decide.")
 
@@ -105,7 +120,7 @@ class _Generation(RequestModel):
     document_ids: list[str] | None = Field(None, min_length=1, max_length=MAX_DOCUMENTS)
     text: str | None = Field(None, description="Inline text instead of document_ids.")
     prefill_mode: PrefillModeChoice = Field("auto", description="For inline text only.")
-    instructions: str | None = Field(None, min_length=1, max_length=20_000)
+    instructions: Annotated[PromptText, Field(max_length=20_000)] | None = None
     stream: bool = False
     citations: bool = True
     max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 256
@@ -130,7 +145,7 @@ class _Generation(RequestModel):
 class AnswerRequest(_Generation):
     """Body of `POST /v1/answers`."""
 
-    question: str = Field(min_length=1)
+    question: PromptText
     history: list[Turn] = Field(
         default_factory=list, description="Earlier turns: user, assistant, user, assistant..."
     )
@@ -151,8 +166,8 @@ class SummaryRequest(_Generation):
     """Body of `POST /v1/summaries`."""
 
     style: Literal["paragraph", "bullets", "one_sentence"] = "paragraph"
-    focus: str | None = Field(
-        None, min_length=1, max_length=2_000, description="What the summary should be about."
+    focus: Annotated[PromptText, Field(max_length=2_000)] | None = Field(
+        None, description="What the summary should be about."
     )
 
 
@@ -225,8 +240,11 @@ class TokenCountRequest(RequestModel):
 class TokenCount(ResponseModel):
     """How many tokens a text is, and how it would be ingested."""
 
-    num_tokens: int
-    num_chars: int
+    num_tokens: int = Field(description="Tokens of the text alone.")
+    document_tokens: int = Field(
+        description="Tokens of a document with this text: the fixed header is counted too."
+    )
+    num_chars: int = Field(description="Code points after normalization.")
     prefill_mode: Literal["full", "linear"]
 
 
