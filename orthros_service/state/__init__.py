@@ -1,0 +1,1 @@
+"""Attention states: their layout, where they are stored and how they travel."""
