@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from orthros_service.engine.evidence import document_evidence
-from orthros_service.engine.prefill import log_length
 from orthros_service.engine.sampling import sample
 from orthros_service.engine.sequence import DecodeSequence, QueryTrace, new_sequence
 from orthros_service.engine.types import DecodeDelta, DecodeFinished, DecodeOutput, DecodeWork
 from orthros_service.errors import EngineError, OrthrosError
+from orthros_service.model.attention import log_length
 from orthros_service.model.batches import (
     DecodeBatch,
     EvidenceRecord,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from orthros_service.engine.types import PrefillStep
 from orthros_service.errors import CancelledError, StateMismatchError
+from orthros_service.model.attention import log_length
 from orthros_service.model.batches import (
     DecodeBatch,
     PrefillBatch,
@@ -172,12 +173,3 @@ class PrefillEngine:
             raise StateMismatchError(
                 f"A prefill step at token {step.start} needs the first segment and the one that ends there."
             )
-
-
-def log_length(
-    positions: Tensor, temperature: tuple[tuple[float, ...], ...] | None
-) -> Tensor | None:
-    """ln(max(1, t / 8192)) with t counted from 1, or None when the model has no decode temperature."""
-    if temperature is None:
-        return None
-    return ((positions + 1).float() / 8192).clamp(min=1).log()

@@ -18,6 +18,9 @@ from orthros_service.model.batches import (
 )
 from orthros_service.model.rope import rotate
 
+TEMPERATURE_START = 8192
+"""Context length, in tokens, from which a decode temperature acts."""
+
 
 def attend(layer: int, q_HRD: Tensor, k_GRD: Tensor, v_GRD: Tensor, batch: Batch, *, temperature_H: Tensor | None) -> Tensor:
     """Attention of one layer in the phase that the batch names; keys and values are written where the batch says.
@@ -148,3 +151,12 @@ def _record(layer: int, q_HRD: Tensor, lse_HR: Tensor, evidence: EvidenceRecord 
     if evidence is not None and layer in evidence.layers:
         evidence.queries[layer] = q_HRD
         evidence.lse[layer] = lse_HR
+
+
+def log_length(
+    positions: Tensor, temperature: tuple[tuple[float, ...], ...] | None
+) -> Tensor | None:
+    """ln(max(1, t / TEMPERATURE_START)) with t counted from 1, or None when no head has a temperature."""
+    if temperature is None:
+        return None
+    return ((positions + 1).float() / TEMPERATURE_START).clamp(min=1).log()

@@ -8,6 +8,7 @@ from orthros_kernels.partial_attention.reference import partial_attention_refere
 from orthros_kernels.phase_attention.reference import phase_attention_reference
 from torch import Tensor
 
+from orthros_service.model import attention
 from orthros_service.model.rope import RotaryTable, rotate
 from orthros_service.model.transformer import Attention, DecoderLayer, Transformer
 
@@ -60,7 +61,7 @@ def _attention(
         rest = slice(num_prefill, num_tokens)
         q_rest = rotate(q[:, rest], *rotary.cos_sin(positions[rest]))
         if module.temperature_H is not None:
-            log_length = ((positions[rest] + 1).float() / 8192).clamp(min=1).log()
+            log_length = ((positions[rest] + 1).float() / attention.TEMPERATURE_START).clamp(min=1).log()
             tau = 1 + torch.tensor(module.temperature_H)[:, None] * log_length
             q_rest = q_rest * tau[..., None]
         group = q.shape[0] // k.shape[0]
