@@ -76,7 +76,7 @@ def test_every_import_is_a_declared_dependency(
         for path in packages[package].rglob("*.py")
         for name in _imported_names(path) - sys.stdlib_module_names - BROUGHT_BY_THE_MACHINE
         if name not in PACKAGES_OF[distribution]
-        and not declared & {canonicalize_name(home) for home in homes.get(name, [])}
+        and not declared & {canonicalize_name(home) for home in homes.get(name, [name])}
     }
     assert undeclared == set()
 
