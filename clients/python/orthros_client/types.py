@@ -16,6 +16,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_DOCUMENTS = 32
 MAX_STOP_STRINGS = 16
 MAX_METADATA_PAIRS = 16
+MAX_TITLE_CHARS = 500
 
 
 def _refuse_blank(text: str) -> str:
@@ -49,7 +50,7 @@ class DocumentCreate(RequestModel):
     """Body of `POST /v1/documents` as JSON; the text can also be sent as `text/plain`."""
 
     text: str
-    title: str | None = Field(None, max_length=500)
+    title: str | None = Field(None, max_length=MAX_TITLE_CHARS)
     metadata: dict[MetadataKey, MetadataValue] = Field(
         default_factory=dict,
         max_length=MAX_METADATA_PAIRS,
