@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from orthros_client._problems import error_from_event
-from orthros_client._requests import parse_json
 from orthros_client._sse import EventDecoder
+from orthros_client._wire_request import parse_json
 from orthros_client.errors import OrthrosError, StreamBrokenError
 from orthros_client.types import Answer, AnswerDelta
 

@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import httpx
 
-from orthros_client._requests import ResponseT, WireRequest
 from orthros_client._retries import Attempts, RetryPolicy
 from orthros_client._watch import DocumentWatch
+from orthros_client._wire_request import ResponseT, WireRequest
 from orthros_client.errors import InvalidValueError
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"

@@ -1,17 +1,21 @@
 """The service's operations as plain values: what both clients send, and what they expect back."""
 
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
-from orthros_client._problems import error_from_response, invalid_arguments
-from orthros_client.errors import InvalidValueError, MalformedRequestError, UnexpectedResponseError
+from orthros_client._problems import invalid_arguments
+from orthros_client._wire_request import QUICK_READ_TIMEOUT_S, WireRequest
+from orthros_client.errors import (
+    InvalidTextError,
+    InvalidValueError,
+    MalformedRequestError,
+)
 from orthros_client.options import AskOptions, SummaryOptions
 from orthros_client.types import (
     Answer,
@@ -28,72 +32,10 @@ from orthros_client.types import (
     TokenCountRequest,
 )
 
-# Answers that need no model must not hang as long as one that does.
-QUICK_READ_TIMEOUT_S = 30.0
 DEADLINE_GRACE_S = 10.0
 MAX_PAGE_DOCUMENTS = 100
 
 DocumentSource = str | bytes | os.PathLike[str]
-ResponseT = TypeVar("ResponseT", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireRequest(Generic[ResponseT]):
-    """One HTTP request.
-
-    Args:
-        method: HTTP method.
-        path: Below the base URL, with its parts escaped.
-        response_type: What a success holds; of a stream, what its `completed` event holds.
-        params: Query parameters.
-        body: JSON, or None.
-        is_idempotent: Whether it may be sent again although the first one may have been received.
-        max_total_s: No retry begins later than this, a tighter bound than the retry policy's.
-        min_read_timeout_s: Silence of the service to bear even if the client's own bound is less.
-        max_read_timeout_s: Silence of the service to bear even if the client's own bound is more.
-    """
-
-    method: str
-    path: str
-    response_type: type[ResponseT]
-    params: Mapping[str, str | int] = field(default_factory=dict)
-    body: bytes | None = None
-    is_idempotent: bool = False
-    max_total_s: float | None = None
-    min_read_timeout_s: float = 0.0
-    max_read_timeout_s: float = math.inf
-
-    def read_timeout_s(self, client_read_timeout_s: float) -> float:
-        """Seconds of silence to bear."""
-        return min(self.max_read_timeout_s, max(self.min_read_timeout_s, client_read_timeout_s))
-
-    def parse(self, status: int, headers: Mapping[str, str], body: bytes) -> ResponseT:
-        """Read the answer.
-
-        Raises:
-            OrthrosError: The service refused; the class tells why.
-            UnexpectedResponseError: A success that is not of the expected form.
-        """
-        if not 200 <= status < 300:
-            raise error_from_response(status, headers, body)
-        return parse_json(self.response_type, body)
-
-
-def parse_json(response_type: type[ResponseT], body: bytes | str) -> ResponseT:
-    """Validate JSON of the service.
-
-    Raises:
-        UnexpectedResponseError: It is not of the expected form.
-    """
-    try:
-        return response_type.model_validate_json(body)
-    except ValidationError as error:
-        entry = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in entry["loc"])
-        raise UnexpectedResponseError(
-            f"The answer is not a {response_type.__name__} ({where or 'body'}: {entry['msg']}). "
-            "Check that the base URL is that of an Orthros service, not older than this client."
-        ) from error
 
 
 def upload_request(
@@ -229,6 +171,20 @@ def document_path(document_id: str) -> str:
         raise InvalidValueError("A document id holds lone surrogates.") from error
 
 
+def decode_utf8(content: bytes) -> str:
+    """The text of a file.
+
+    Raises:
+        MalformedRequestError: The bytes are not UTF-8; the message says from where on.
+    """
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedRequestError(
+            f"The document is not UTF-8: byte {error.start} cannot be read. Convert it first."
+        ) from error
+
+
 def _read_source(source: DocumentSource) -> tuple[str, str | None]:
     if isinstance(source, str):
         return source, None
@@ -238,12 +194,7 @@ def _read_source(source: DocumentSource) -> tuple[str, str | None]:
         source = path.read_bytes()
         # A file name may hold bytes that are no text.
         file_name = path.name.encode("utf-8", "replace").decode("utf-8")
-    try:
-        return source.decode("utf-8"), file_name
-    except UnicodeDecodeError as error:
-        raise MalformedRequestError(
-            f"The document is not UTF-8: byte {error.start} cannot be read. Convert it first."
-        ) from error
+    return decode_utf8(source), file_name
 
 
 def _generation_values(options: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
@@ -276,3 +227,7 @@ def _encode(request_type: type[RequestModel], values: dict[str, Any]) -> bytes:
         return request_type(**values).model_dump_json(exclude_unset=True).encode()
     except ValidationError as error:
         raise invalid_arguments(error) from error
+    except PydanticSerializationError as error:
+        raise InvalidTextError(
+            "The request was not sent: a text holds lone surrogates, which are not characters."
+        ) from error

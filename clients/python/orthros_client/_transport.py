@@ -10,7 +10,7 @@ import httpx
 
 from orthros_client._config import TransportConfig
 from orthros_client._problems import error_from_response, httpx_errors_mapped
-from orthros_client._requests import QUICK_READ_TIMEOUT_S, ResponseT, WireRequest
+from orthros_client._wire_request import QUICK_READ_TIMEOUT_S, ResponseT, WireRequest
 from orthros_client.errors import OrthrosError, UnexpectedResponseError
 
 # Servers close idle connections after about 5 s; using one just then would lose a request.

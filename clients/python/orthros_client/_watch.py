@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from orthros_client._problems import error_from_code, error_from_event
-from orthros_client._requests import WireRequest, document_path, parse_json
+from orthros_client._requests import document_path
 from orthros_client._retries import RetryPolicy
 from orthros_client._sse import EventDecoder
+from orthros_client._wire_request import WireRequest, parse_json
 from orthros_client.errors import (
     DeadlineExceededError,
     InvalidValueError,

@@ -5,8 +5,8 @@ from types import TracebackType
 from typing import Self
 
 from orthros_client._answers import AnswerAssembler
-from orthros_client._requests import WireRequest
 from orthros_client._transport import AsyncTransport, Transport
+from orthros_client._wire_request import WireRequest
 from orthros_client.errors import ConnectionFailedError
 from orthros_client.types import Answer, AnswerDelta
 
