@@ -40,6 +40,12 @@ def test_the_repository_root_is_not_on_the_import_path(root: Path, tmp_path: Pat
     assert printed.stdout.splitlines()[0] == "[]"
 
 
+def test_every_folder_of_a_package_is_a_package(packages: dict[str, Path]) -> None:
+    # import-linter does not see what lies in a folder without __init__.py.
+    folders = {path.parent for home in packages.values() for path in home.rglob("*.py")}
+    assert sorted(str(path) for path in folders if not (path / "__init__.py").exists()) == []
+
+
 def test_init_files_only_re_export_with_a_sorted_all(packages: dict[str, Path]) -> None:
     problems = {
         str(path): problem
