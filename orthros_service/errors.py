@@ -91,6 +91,12 @@ class DocumentTooLargeError(OrthrosError):
     status = 413
 
 
+class DocumentCorruptedError(OrthrosError):
+    """The stored text of a document is not what was uploaded: delete it and upload it again."""
+
+    code = "document_corrupted"
+
+
 class UnsupportedDocumentError(OrthrosError):
     """The content type is not one that the service reads."""
 

@@ -1,0 +1,357 @@
+import pickle
+import sqlite3
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from orthros_service.documents import DocumentCatalog
+from orthros_service.documents.rows import Base
+from orthros_service.errors import InvalidValueError, NotFoundError, UnavailableError
+from orthros_service.types import IngestProgress
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/data/orthros.db"
+
+
+@pytest.fixture
+def catalog(url):
+    catalog = DocumentCatalog(url)
+    yield catalog
+    catalog.close()
+
+
+def add(catalog, document_id, content_key="k" * 64, **values):
+    defaults = {
+        "title": "Log",
+        "content_key": content_key,
+        "num_chars": 10,
+        "num_bytes": 12,
+        "mode_choice": "auto",
+    }
+    return catalog.create(document_id, **(defaults | values))
+
+
+def progress(status, tokens_done=0, **values):
+    defaults = {"mode": "full", "num_tokens": 100, "tokens_per_s": 5.0}
+    return IngestProgress(status=status, tokens_done=tokens_done, **(defaults | values))
+
+
+def test_a_created_document_is_queued_and_read_back_whole(catalog):
+    before = datetime.now(UTC)
+    row = add(
+        catalog,
+        "doc_1",
+        title="Tür 😀",
+        num_chars=2**33,
+        mode_choice="linear",
+        metadata={"shelf": 3, "tags": ["a", None], "deep": {"é": True}},
+    )
+    assert row == catalog.get("doc_1")
+    assert (row.document_id, row.title, row.num_chars, row.num_bytes) == (
+        "doc_1",
+        "Tür 😀",
+        2**33,
+        12,
+    )
+    assert (row.status, row.mode_choice, row.mode) == ("queued", "linear", None)
+    assert (row.num_tokens, row.tokens_done, row.tokens_per_s) == (None, 0, None)
+    assert row.metadata == {"shelf": 3, "tags": ["a", None], "deep": {"é": True}}
+    assert row.created_at.utcoffset() == timedelta(0)
+    assert before <= row.created_at <= datetime.now(UTC)
+    assert pickle.loads(pickle.dumps(row)) == row
+
+
+def test_a_row_holds_its_progress(catalog):
+    add(catalog, "a")
+    report = progress("failed", 3, error_code="engine_error", error_message="It broke.")
+    catalog.record("k" * 64, report)
+    assert catalog.get("a").progress == report
+
+
+def test_an_id_is_taken_once(catalog):
+    add(catalog, "a")
+    with pytest.raises(InvalidValueError, match="'a' is taken"):
+        add(catalog, "a")
+    assert catalog.count_content("k" * 64) == 1
+
+
+def test_unknown_ids_are_not_found(catalog):
+    for call in (catalog.get, catalog.delete, lambda id_: catalog.list(10, after=id_)):
+        with pytest.raises(NotFoundError, match="no document 'x'") as caught:
+            call("x")
+        assert caught.value.details == {"document_id": "x"}
+
+
+def test_documents_are_listed_newest_first_in_disjoint_pages(catalog):
+    ids = [f"doc_{number}" for number in range(7)]
+    for document_id in ids:
+        add(catalog, document_id)
+    rows, has_more = catalog.list(3)
+    seen = [row.document_id for row in rows]
+    assert has_more
+    # Neither a new document nor the deletion of a seen one moves the pages behind.
+    add(catalog, "newer")
+    catalog.delete(seen[0])
+    while has_more:
+        rows, has_more = catalog.list(3, after=seen[-1])
+        seen += [row.document_id for row in rows]
+    assert seen == ids[::-1]
+
+
+def test_a_page_that_ends_exactly_at_the_end_has_no_more(catalog):
+    assert catalog.list(5) == ([], False)
+    add(catalog, "a")
+    add(catalog, "b")
+    rows, has_more = catalog.list(2)
+    assert ([row.document_id for row in rows], has_more) == (["b", "a"], False)
+    assert catalog.list(5, after="a") == ([], False)
+
+
+def test_a_new_document_is_listed_first_after_the_newest_was_deleted(catalog):
+    add(catalog, "a")
+    add(catalog, "b")
+    catalog.delete("b")
+    add(catalog, "c")
+    assert [row.document_id for row in catalog.list(9)[0]] == ["c", "a"]
+
+
+def test_delete_returns_what_the_document_was(catalog):
+    row = add(catalog, "a")
+    assert catalog.delete("a") == row
+    with pytest.raises(NotFoundError):
+        catalog.get("a")
+
+
+def test_progress_reaches_all_documents_of_a_content_and_no_other(catalog):
+    for document_id, key in (("a", "1" * 64), ("b", "1" * 64), ("c", "2" * 64)):
+        add(catalog, document_id, key)
+    catalog.record("1" * 64, progress("ingesting", 40))
+    catalog.record("3" * 64, progress("ready", 100))
+    done = [catalog.get(document_id).tokens_done for document_id in "abc"]
+    assert done == [40, 40, 0]
+    assert [catalog.count_content(digit * 64) for digit in "123"] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_taken"),
+    [
+        (progress("queued"), progress("ingesting", 10), True),
+        (progress("ingesting", 10), progress("ingesting", 20), True),
+        (progress("ingesting", 20), progress("ingesting", 10), False),
+        (progress("ingesting", 20), progress("ready", 100), True),
+        (progress("ingesting", 20), progress("failed", 20), True),
+        (progress("ingesting", 20), progress("queued"), True),
+        (progress("ready", 100), progress("ingesting", 40), False),
+        (progress("ready", 100), progress("ingesting", 100), False),
+        (progress("ready", 100), progress("failed", 40), False),
+        (progress("ready", 100), progress("queued"), True),
+        (progress("failed", 20), progress("ingesting", 5), True),
+        (progress("failed", 20), progress("ready", 100), True),
+    ],
+)
+def test_late_reports_change_nothing_until_the_content_is_queued_again(
+    catalog, first, second, is_taken
+):
+    add(catalog, "a")
+    catalog.record("k" * 64, first)
+    catalog.record("k" * 64, second)
+    assert catalog.get("a").progress == (second if is_taken else first)
+
+
+def test_a_content_that_was_queued_again_is_ingested_again(catalog):
+    add(catalog, "a")
+    for report in (progress("ready", 100), progress("queued"), progress("ingesting", 7)):
+        catalog.record("k" * 64, report)
+    assert catalog.get("a").progress == progress("ingesting", 7)
+
+
+@pytest.mark.parametrize("status", ["ingesting", "ready"])
+def test_a_document_of_known_content_starts_where_its_ingestion_stands(catalog, status):
+    add(catalog, "a")
+    catalog.record("k" * 64, progress(status, 50))
+    assert add(catalog, "b").progress == progress(status, 50)
+    assert add(catalog, "c", "2" * 64).status == "queued"
+
+
+def test_a_document_whose_content_failed_is_queued(catalog):
+    add(catalog, "a")
+    catalog.record("k" * 64, progress("failed", 50))
+    assert add(catalog, "b").status == "queued"
+
+
+def test_unfinished_documents_survive_a_restart_oldest_first(catalog, url):
+    for number, status in enumerate(["ready", "ingesting", "failed", "queued"]):
+        add(catalog, status, str(number) * 64)
+        catalog.record(str(number) * 64, progress(status))
+    catalog.close()
+    reopened = DocumentCatalog(url)
+    assert [row.document_id for row in reopened.unfinished()] == ["ingesting", "queued"]
+    reopened.close()
+
+
+def test_sqlite_runs_in_wal_mode_with_foreign_keys(catalog):
+    with catalog._database.read() as session:
+        connection = session.connection()
+        values = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "foreign_keys", "busy_timeout")
+        }
+    assert values == {"journal_mode": "wal", "foreign_keys": 1, "busy_timeout": 15_000}
+
+
+WRITER = """
+import sys
+from orthros_service.documents import DocumentCatalog
+from orthros_service.types import IngestProgress
+
+url, name, num_documents = sys.argv[1], sys.argv[2], int(sys.argv[3])
+catalog = DocumentCatalog(url)
+for number in range(num_documents):
+    catalog.create(
+        f"{name}_{number}", title="t", content_key="k" * 64, num_chars=1, num_bytes=1,
+        mode_choice="auto",
+    )
+    catalog.record(
+        "k" * 64,
+        IngestProgress(
+            status="ingesting", mode="linear", num_tokens=9, tokens_done=0, tokens_per_s=None
+        ),
+    )
+    assert catalog.get(f"{name}_{number}").status == "ingesting"
+"""
+
+
+def test_processes_write_at_the_same_time_without_losing_a_row(url):
+    num_documents = 60
+    # All begin on a database that does not exist yet, so its creation is a race too.
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, url, name, str(num_documents)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("a", "b", "c")
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    catalog = DocumentCatalog(url)
+    assert catalog.count_content("k" * 64) == 3 * num_documents
+    assert {row.status for row in catalog.list(1000)[0]} == {"ingesting"}
+    catalog.close()
+
+
+def test_threads_share_one_catalog(catalog):
+    failures = []
+
+    def work(name):
+        try:
+            for number in range(25):
+                add(catalog, f"{name}_{number}")
+                catalog.list(5)
+        except Exception as error:  # noqa: BLE001 - reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert catalog.count_content("k" * 64) == 100
+
+
+def test_a_failed_write_leaves_the_catalogue_as_it_was(catalog):
+    def fail():
+        with catalog._database.write() as session:
+            session.connection().exec_driver_sql("DELETE FROM orthros_schema")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    add(catalog, "a")
+    with catalog._database.read() as session:
+        count = session.connection().exec_driver_sql("SELECT count(*) FROM orthros_schema")
+        assert count.scalar() == 1
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+def test_tables_of_another_version_are_refused(catalog, url, tmp_path, version):
+    catalog.close()
+    with sqlite3.connect(tmp_path / "data" / "orthros.db") as connection:
+        connection.execute("UPDATE orthros_schema SET version = ?", (version,))
+    connection.close()
+    with pytest.raises(InvalidValueError, match=f"tables of version {version}; this release knows"):
+        DocumentCatalog(url)
+
+
+def test_a_database_that_stays_locked_is_unavailable(catalog, tmp_path):
+    with catalog._database.read() as session:
+        session.connection().exec_driver_sql("PRAGMA busy_timeout=50")
+    other = sqlite3.connect(tmp_path / "data" / "orthros.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(UnavailableError, match="database is locked") as caught:
+        add(catalog, "a")
+    assert caught.value.is_retryable
+    other.execute("ROLLBACK")
+    other.close()
+    add(catalog, "a")
+
+
+def test_a_file_that_is_no_database_is_unavailable(tmp_path):
+    (tmp_path / "x.db").write_text("not a database at all, only some text " * 100)
+    with pytest.raises(UnavailableError, match="not a database"):
+        DocumentCatalog(f"sqlite:///{tmp_path}/x.db")
+
+
+def test_a_folder_that_cannot_be_made_is_unavailable(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match="cannot be created"):
+        DocumentCatalog(f"sqlite:///{tmp_path}/file/data/x.db")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "not an SQLAlchemy URL"),
+        ("data/orthros.db", "not an SQLAlchemy URL"),
+        ("nosuch://host/db", "driver that is not installed"),
+        ("sqlite://", "cannot live in memory"),
+        ("sqlite:///:memory:", "cannot live in memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "cannot live in memory"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_with_examples(url, message):
+    with pytest.raises(InvalidValueError, match=message) as caught:
+        DocumentCatalog(url)
+    assert "sqlite:///data/orthros.db" in caught.value.message
+
+
+def test_a_password_never_shows_in_an_error():
+    with pytest.raises(InvalidValueError) as caught:
+        DocumentCatalog("nosuch://keeper:secret@host/db")
+    assert "secret" not in caught.value.message
+    assert "keeper:***@host" in caught.value.message
+
+
+def test_a_relative_path_is_taken_from_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    DocumentCatalog("sqlite:///data/orthros.db").close()
+    assert (tmp_path / "data" / "orthros.db").exists()
+
+
+def test_the_tables_can_be_made_in_postgresql():
+    statements = [
+        str(CreateTable(table).compile(dialect=postgresql.dialect()))
+        for table in Base.metadata.sorted_tables
+    ]
+    documents = next(text for text in statements if "CREATE TABLE documents" in text)
+    assert "sequence BIGSERIAL" in documents
+    assert "created_at TIMESTAMP WITH TIME ZONE" in documents
+    assert "metadata JSON" in documents
