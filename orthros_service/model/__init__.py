@@ -1,0 +1,1 @@
+"""The model: its files, rotary embedding, attention and transformer."""
