@@ -61,6 +61,7 @@ class FakeWorker:
         self.before_step: Callable[[PrefillStep], object] = lambda step: None
         self.gate: asyncio.Semaphore | None = None
         self.hang_once_at: set[int] = set()
+        self.step_s = 0.0
         self.is_answering = True
 
     async def step(self, step: PrefillStep, context: Sequence[Segment]) -> Segment:
@@ -68,7 +69,7 @@ class FakeWorker:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.step_s)
             if step.start in self.hang_once_at:
                 self.hang_once_at.remove(step.start)
                 await asyncio.sleep(60)
