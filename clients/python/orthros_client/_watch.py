@@ -18,9 +18,9 @@ from orthros_client.errors import (
 )
 from orthros_client.types import Document
 
-# After this much silence a watch connects again, so that a lost connection is noticed and a wait
-# ends near its timeout.
-WATCH_SILENCE_S = 10.0
+# Longer than the pause between two heartbeats of the service: after it a watch connects again, so
+# that a lost connection is noticed and a wait ends near its timeout.
+WATCH_SILENCE_S = 20.0
 
 
 class DocumentWatch:
