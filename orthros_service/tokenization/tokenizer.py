@@ -50,8 +50,8 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles, directory: Path) -> None:
         path = directory / "tokenizer.json"
-        plain_spec = without_control_tokens(files.tokenizer_spec)
         self._full = _build(path, files.tokenizer_spec)
+        plain_spec = without_control_tokens(files.tokenizer_spec)
         self._plain = _build(path, plain_spec)
         self._has_safe_borders = has_safe_borders(plain_spec)
         added = self._full.get_added_tokens_decoder()

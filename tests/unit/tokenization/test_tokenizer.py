@@ -242,6 +242,7 @@ def test_added_tokens_that_are_not_special_stay_text_too(
         ("tokenizer.json", b"{", r"tokenizer\.json is not valid JSON"),
         ("tokenizer.json", b"[]", r"tokenizer\.json must hold a JSON object"),
         ("tokenizer.json", b'{"model": 3}', r"tokenizer\.json is not a tokenizer"),
+        ("tokenizer.json", b'{"pre_tokenizer": "none"}', r"tokenizer\.json is not a tokenizer"),
         ("tokenizer_config.json", b"\xff", r"tokenizer_config\.json is not valid JSON"),
         ("tokenizer_config.json", b'{"chat_template": 5}', r"chat_template must be a text"),
         ("generation_config.json", b'{"eos_token_id": "x"}', r"must be an integer or a list"),
