@@ -153,6 +153,12 @@ class StateCorruptedError(StateError):
     default_code = "state_corrupted"
 
 
+class DocumentCorruptedError(OrthrosError):
+    """The stored text of a document is not what was uploaded: delete it and upload it again."""
+
+    default_code = "document_corrupted"
+
+
 class EngineError(OrthrosError):
     """The engine failed on this request; others go on."""
 
