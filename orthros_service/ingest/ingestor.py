@@ -99,7 +99,9 @@ class Ingestor:
         """
         job = self._join(document)
         job.is_kept = True
-        await self._record(job)
+        if job.progress.status != "queued":
+            # The catalogue may have learned of this document after the job's last report.
+            await self._record(job)
 
     async def wait_ready(self, source: Source, *, timeout_s: float) -> StateHandle:
         """Ingest if need be and wait for the state.
@@ -240,6 +242,7 @@ class Ingestor:
             await asyncio.wait([deletion])
         handle = await self._stored(source)
         if handle is None:
+            await self._record(job)
             document = await self._prefiller.tokenize(source)
             handle = await self._prefiller.prefill(
                 document, is_durable=lambda: job.is_durable, on_progress=on_progress

@@ -119,7 +119,6 @@ async def test_a_key_that_is_no_digest_is_refused(world):
 async def test_progress_is_recorded_after_every_step_in_order(world):
     document = world.document(LONG)
     await world.ingestor.start(document)
-    assert world.recorder.of(document.content_key)[0].status == "queued"
     await world.ingestor.wait_ready(document, timeout_s=5)
 
     records = world.recorder.of(document.content_key)
@@ -153,6 +152,30 @@ async def test_a_second_document_of_the_same_content_learns_that_it_is_ready(wor
 
     assert world.recorder.records[-1][1].status == "ready"
     assert len(world.worker.steps) == LONG_STEPS
+
+
+async def test_a_ready_content_is_never_reported_as_queued_again(world):
+    document = world.document(LONG)
+    await world.ingestor.wait_ready(document, timeout_s=5)
+    await world.ingestor.close()
+
+    world.restart()
+    await world.ingestor.start(replace(document, document_id="doc-2"))
+    await world.until(lambda: world.recorder.records)
+    await settle()
+
+    assert {progress.status for progress in world.recorder.of(document.content_key)} == {"ready"}
+
+
+async def test_a_document_that_joins_late_learns_how_far_the_job_is(world):
+    world.worker.gate = asyncio.Semaphore(3)
+    await world.ingestor.start(world.document(LONG))
+    await world.until_steps(4)
+    world.recorder.records.clear()
+
+    await world.ingestor.start(world.document(LONG, document_id="doc-2"))
+
+    assert [progress.tokens_done for _, progress in world.recorder.records] == [12]
 
 
 async def test_a_broken_database_does_not_lose_the_prefill(world, caplog):
@@ -301,7 +324,9 @@ async def test_an_ingestion_resumes_at_the_last_written_segment(world, num_done,
 
     assert_equals_reference(world, handle, LONG, mode)
     assert [step.start for step in world.worker.steps] == list(range(4 * num_done, 28, 4))
-    assert world.recorder.of(document.content_key)[0].tokens_done == 4 * num_done
+    progress = world.recorder.of(document.content_key)
+    assert progress[0].status == "queued"
+    assert progress[1].tokens_done == 4 * num_done
 
 
 async def test_a_ready_document_needs_neither_tokens_nor_steps_after_a_restart(world):
