@@ -1,5 +1,6 @@
 """The service's operations as plain values: what both clients send, and what they expect back."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError
 
 from orthros_client._problems import invalid_arguments
 from orthros_client._wire_request import QUICK_READ_TIMEOUT_S, WireRequest
@@ -224,10 +224,11 @@ def _generation_request(
 
 def _encode(request_type: type[RequestModel], values: dict[str, Any]) -> bytes:
     try:
-        return request_type(**values).model_dump_json(exclude_unset=True).encode()
+        content = request_type(**values).model_dump(exclude_unset=True)
+        return json.dumps(content, ensure_ascii=False).encode("utf-8")
     except ValidationError as error:
         raise invalid_arguments(error) from error
-    except PydanticSerializationError as error:
+    except UnicodeEncodeError as error:
         raise InvalidTextError(
             "The request was not sent: a text holds lone surrogates, which are not characters."
         ) from error

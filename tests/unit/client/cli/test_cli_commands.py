@@ -33,6 +33,20 @@ def test_ingest_prints_the_id_alone_and_progress_beside_it(run, service, wire, t
     }
 
 
+def test_a_terminal_gets_a_bar_that_is_gone_at_the_end(run, service, wire, text_file, monkeypatch):
+    # What rich asks for to treat standard error as a terminal.
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    service.progress = [_progress(wire, 400, "ingesting"), _progress(wire, 1000, "ready")]
+    result = run("ingest", text_file)
+    assert (result.exit_code, result.stdout) == (0, "doc_1\n")
+    assert "reading" in result.stderr
+    assert "1,000 of 1,000 tokens, 2,500 tokens/s" in result.stderr
+    assert "reading:" not in result.stderr
+    assert result.stderr.endswith(
+        "Ready: 1,000 tokens, 40 characters, linear mode, 2,500 tokens/s.\n"
+    )
+
+
 def test_quiet_leaves_nothing_but_the_result(run, service, text_file):
     result = run("ingest", text_file, "--quiet", "--title", "Mine")
     assert (result.stdout, result.stderr) == ("doc_1\n", "")
