@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 JsonScalar = str | int | float | bool | None
 
 
-def _rebuild(cls: type["OrthrosError"], message: str, phase: str | None, details: dict[str, Any]) -> "OrthrosError":
+def _rebuild(
+    cls: type["OrthrosError"], message: str, phase: str | None, details: dict[str, Any]
+) -> "OrthrosError":
     return cls(message, phase=phase, **details)
 
 
@@ -18,8 +20,10 @@ class OrthrosError(Exception):
 
     Args:
         message: One sentence for a human: what was wrong, what is allowed, what to do.
-        phase: Where it happened: "queue", "prefill", "handoff", "decode", "batch"; None before any of them.
-        details: Small JSON scalars, such as `limit` and `actual`, that become members of the problem document.
+        phase: Where it happened: "queue", "prefill", "handoff", "decode", "batch"; None before any
+            of them.
+        details: Small JSON scalars, such as `limit` and `actual`, that become members of the
+            problem document.
     """
 
     code: ClassVar[str] = "internal"
@@ -148,7 +152,7 @@ class StateError(OrthrosError):
 
 
 class StateMismatchError(StateError):
-    """A state was made by another model, tokenizer, dtype or format version: prefill the document again."""
+    """A state was made by another model, tokenizer, dtype or format version: prefill again."""
 
     code = "state_mismatch"
 

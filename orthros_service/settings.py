@@ -1,6 +1,7 @@
 """Every setting of the service, in one place. The only reader of the environment.
 
-Variables are `ORTHROS_<GROUP>__<NAME>`, for example `ORTHROS_GATEWAY__PORT=8080`. Unknown names are refused.
+Variables are `ORTHROS_<GROUP>__<NAME>`, for example `ORTHROS_GATEWAY__PORT=8080`. Unknown names
+are refused.
 """
 
 import os
@@ -23,41 +24,69 @@ class _Group(BaseModel):
 class ModelSettings(_Group):
     """Which model is served and in what number format."""
 
-    directory: Path = Field(Path("models/smollm2-135m-instruct"), description="Hugging Face or Orthros model directory.")
+    directory: Path = Field(
+        Path("models/smollm2-135m-instruct"), description="Hugging Face or Orthros model directory."
+    )
     device: str = Field("auto", description="'auto', 'cpu', 'cuda' or 'cuda:N'.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Weights and K/V. 'auto' is bfloat16 where the processor computes in it, else float32."
+        "auto",
+        description=(
+            "Weights and K/V. 'auto' is bfloat16 where the processor computes in it, else float32."
+        ),
     )
     decode_weights: Literal["native", "int8"] = Field(
-        "native", description="Weight format of decode steps on the CPU; 'int8' is per output channel."
+        "native",
+        description="Weight format of decode steps on the CPU; 'int8' is per output channel.",
     )
-    num_threads: PositiveInt | None = Field(None, description="Threads per worker process; None leaves torch's choice.")
+    num_threads: PositiveInt | None = Field(
+        None, description="Threads per worker process; None leaves torch's choice."
+    )
 
 
 class PrefillSettings(_Group):
     """How documents are ingested."""
 
-    segment_tokens: PositiveInt = Field(2048, description="Tokens per prefill step and per stored segment.")
-    full_prefill_max_tokens: PositiveInt | None = Field(
-        None, description="Longest document that is prefilled in full attention; None takes the model's own value."
+    segment_tokens: PositiveInt = Field(
+        2048, description="Tokens per prefill step and per stored segment."
     )
-    step_timeout_s: float = Field(120.0, gt=0, description="Seconds that one prefill step may take before it is retried.")
-    num_retries: Annotated[int, Field(ge=0)] = Field(2, description="Times a failed prefill step is sent again.")
+    full_prefill_max_tokens: PositiveInt | None = Field(
+        None,
+        description=(
+            "Longest document that is prefilled in full attention; None takes the model's own "
+            "value."
+        ),
+    )
+    step_timeout_s: float = Field(
+        120.0, gt=0, description="Seconds that one prefill step may take before it is retried."
+    )
+    num_retries: Annotated[int, Field(ge=0)] = Field(
+        2, description="Times a failed prefill step is sent again."
+    )
 
 
 class DecodeSettings(_Group):
     """How answers are generated."""
 
-    max_sequences: PositiveInt = Field(16, description="Sequences decoded together by one worker; more wait in its queue.")
-    max_tail_tokens: PositiveInt = Field(8192, description="Most tokens of question, history and answer together.")
-    stream_interval_s: float = Field(0.02, ge=0, description="Seconds over which streamed tokens are coalesced.")
+    max_sequences: PositiveInt = Field(
+        16, description="Sequences decoded together by one worker; more wait in its queue."
+    )
+    max_tail_tokens: PositiveInt = Field(
+        8192, description="Most tokens of question, history and answer together."
+    )
+    stream_interval_s: float = Field(
+        0.02, ge=0, description="Seconds over which streamed tokens are coalesced."
+    )
 
 
 class DocumentSettings(_Group):
     """Where documents live and how large they may be."""
 
-    database_url: str = Field("sqlite:///data/orthros.db", description="SQLAlchemy URL of the catalogue.")
-    text_uri: str = Field("data/texts", description="Folder or pyarrow filesystem URI of the texts.")
+    database_url: str = Field(
+        "sqlite:///data/orthros.db", description="SQLAlchemy URL of the catalogue."
+    )
+    text_uri: str = Field(
+        "data/texts", description="Folder or pyarrow filesystem URI of the texts."
+    )
     max_bytes: PositiveInt = Field(64 * MIB, description="Largest document, in bytes of UTF-8.")
     max_tokens: PositiveInt = Field(2_000_000, description="Longest document, in tokens.")
 
@@ -65,8 +94,12 @@ class DocumentSettings(_Group):
 class StateSettings(_Group):
     """Where attention states are kept; they are a cache and can always be rebuilt from text."""
 
-    uri: str = Field("data/states", description="Folder or pyarrow filesystem URI of stored states.")
-    memory_bytes: PositiveInt = Field(4096 * MIB, description="Bytes of states kept in memory, least recently used out first.")
+    uri: str = Field(
+        "data/states", description="Folder or pyarrow filesystem URI of stored states."
+    )
+    memory_bytes: PositiveInt = Field(
+        4096 * MIB, description="Bytes of states kept in memory, least recently used out first."
+    )
 
 
 class GatewaySettings(_Group):
@@ -74,14 +107,24 @@ class GatewaySettings(_Group):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="TCP port to listen on.")
-    default_deadline_s: float = Field(600.0, gt=0, description="Seconds until a request without a deadline ends.")
+    default_deadline_s: float = Field(
+        600.0, gt=0, description="Seconds until a request without a deadline ends."
+    )
     max_json_bytes: PositiveInt = Field(72 * MIB, description="Largest JSON body, in bytes.")
+    max_concurrent_requests: PositiveInt = Field(
+        64, description="Generations that run at the same time; more wait for their turn."
+    )
+    max_waiting_requests: Annotated[int, Field(ge=0)] = Field(
+        128, description="Generations that may wait for their turn; more are refused with 429."
+    )
 
 
 class LogSettings(_Group):
     """How the service logs."""
 
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe level that is written.")
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Least severe level that is written."
+    )
     format: Literal["text", "json"] = Field("text", description="'json' for production.")
 
 
@@ -89,7 +132,11 @@ class Settings(BaseSettings):
     """All settings; build it once at an entry point and pass sub-models down."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", validate_default=True
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
     )
 
     model: ModelSettings = ModelSettings()
@@ -104,11 +151,14 @@ class Settings(BaseSettings):
     def _reject_unknown_variables(self) -> Self:
         groups = {f"{PREFIX}{name.upper()}" for name in type(self).model_fields}
         unknown = sorted(
-            name for name in os.environ if name.startswith(PREFIX) and name.split("__", 1)[0] not in groups
+            name
+            for name in os.environ
+            if name.startswith(PREFIX) and name.split("__", 1)[0] not in groups
         )
         if unknown:
             raise ValueError(
-                f"unknown environment variables {', '.join(unknown)}; known groups are {', '.join(sorted(groups))}"
+                f"unknown environment variables {', '.join(unknown)}; "
+                f"known groups are {', '.join(sorted(groups))}"
             )
         return self
 
@@ -117,7 +167,8 @@ def load_settings() -> Settings:
     """Read the settings from the environment.
 
     Raises:
-        InvalidValueError: A variable is unknown or has a value that is not allowed; the message names it.
+        InvalidValueError: A variable is unknown or has a value that is not allowed; the message
+            names it.
     """
     try:
         return Settings()

@@ -1,4 +1,4 @@
-"""What the layers say to one another about one request: plain frozen values and the backend's protocol."""
+"""What the layers say to one another about one request, and the backend's protocol."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -43,7 +43,8 @@ class DocumentText:
     """A text to ingest.
 
     Args:
-        content_key: SHA-256 hex of the normalized text and the forced mode: equal content shares one state.
+        content_key: SHA-256 hex of the normalized text and the forced mode: equal content shares
+            one state.
         text: The normalized text itself.
         mode: "auto" lets the length decide; the others force it.
         document_id: The catalogue's id whose progress is recorded; None for inline text.
@@ -62,8 +63,10 @@ class GenerationRequest:
     Args:
         request_id: Names the request in logs and for `cancel`.
         documents: The documents that form the context, in order; empty for plain chat.
-        messages: The turns of the tail; the last one is the user's. With documents, the first user turn is the one
-            that the document opens, so a system message here is added to that turn as the caller's instructions.
+        messages: The turns of the tail; the last one is the user's. With documents, the first user
+            turn is the one
+            that the document opens, so a system message here is added to that turn as the caller's
+            instructions.
         sampling: How tokens are chosen.
         wants_citations: Whether to run the evidence pass.
         deadline_s: Seconds from now until the request ends with `deadline_exceeded`.
@@ -163,7 +166,7 @@ class GenerationBackend(Protocol):
     """
 
     async def ingest(self, document: DocumentText) -> None:
-        """Start (or join) the ingestion of a document and return at once; progress is recorded in the catalogue."""
+        """Start or join an ingestion and return at once; the catalogue records its progress."""
         ...
 
     async def wait_ready(self, document: DocumentText, *, timeout_s: float) -> IngestProgress:
@@ -193,5 +196,3 @@ class GenerationBackend(Protocol):
     async def is_ready(self) -> bool:
         """Whether at least one prefill and one decode worker answer."""
         ...
-
-

@@ -2,7 +2,7 @@
 
 
 class KernelError(ValueError):
-    """An argument has a shape, dtype or device that the operator does not take; the message names it."""
+    """An argument has a shape, dtype or device that is not taken; the message names it."""
 
 
 def check(condition: bool, message: str) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from orthros_kernels import attention_mass
 from torch import Tensor
 
+from orthros_kernels import attention_mass
 from orthros_service.engine.sequence import DocumentContext, QueryTrace
 from orthros_service.engine.types import DocumentEvidence
 from orthros_service.model.rope import RotaryTable, rotate

@@ -1,4 +1,4 @@
-"""Prefill, one stateless step at a time: tokens and the carry of the steps before in, a segment out."""
+"""Prefill, one stateless step at a time: tokens and a carry in, a segment out."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,18 +20,19 @@ from orthros_service.model.rope import RotaryTable
 from orthros_service.state.tensors import kv_bits, kv_tensor
 from orthros_service.state.types import Segment, StateLayout
 
-
-# Tokens that run through the model at once. Bounds working memory and the time until a cancellation is seen.
+# Tokens that run through the model at once. Bounds working memory and the time until a
+# cancellation is seen.
 CHUNK_TOKENS = 1024
 
 
 def carry_from_context(
     context: Sequence[Tensor], *, start: int, window: int, num_sinks: int
 ) -> PrefillCarry | None:
-    """The linear carry as a function of the segments that hold the document's beginning and its last window.
+    """The linear carry, read from the segments that hold the beginning and the last window.
 
     Args:
-        context: Keys and values [L, 2, G, n, D] of the first and the last segment (one tensor if they are the same).
+        context: Keys and values [L, 2, G, n, D] of the first and the last segment (one tensor if
+            they are the same).
         start: Tokens before this step.
         window: W, at most the length of a segment.
         num_sinks: s.
@@ -49,7 +50,7 @@ def carry_from_context(
 
 
 class PrefillEngine:
-    """Runs prefill steps of one model on one device. Stateless between steps; not thread-safe."""
+    """Runs prefill steps of one model on one device; stateless, not thread-safe."""
 
     def __init__(self, loaded: LoadedModel, layout: StateLayout) -> None:
         self._model = loaded.model
@@ -59,8 +60,8 @@ class PrefillEngine:
         self._rotary = RotaryTable(loaded.config, device=loaded.device)
         if layout.segment_tokens % self._tile or layout.segment_tokens < layout.window:
             raise StateMismatchError(
-                f"segment_tokens is {layout.segment_tokens}; it must be a multiple of the tile {self._tile} and at "
-                f"least the window {layout.window}."
+                f"segment_tokens is {layout.segment_tokens}; it must be a multiple of the "
+                f"tile {self._tile} and at least the window {layout.window}."
             )
 
     @torch.inference_mode()
@@ -166,10 +167,11 @@ class PrefillEngine:
         expected_end = step.start
         if step.start % self._layout.segment_tokens:
             raise StateMismatchError(
-                f"A prefill step begins at token {step.start}, which is not a multiple of segment_tokens "
-                f"{self._layout.segment_tokens}."
+                f"A prefill step begins at token {step.start}, which is not a multiple of "
+                f"segment_tokens {self._layout.segment_tokens}."
             )
         if step.start and (not context or context[0].start or context[-1].end != expected_end):
             raise StateMismatchError(
-                f"A prefill step at token {step.start} needs the first segment and the one that ends there."
+                f"A prefill step at token {step.start} needs the first segment and the one that "
+                "ends there."
             )

@@ -18,7 +18,7 @@ from orthros_service.types import FinishReason
 
 @dataclass(slots=True, kw_only=True)
 class DocumentContext:
-    """One document of a sequence: its tensors on the device and where it sits in the composed context."""
+    """One document of a sequence: its tensors and its place in the composed context."""
 
     content_key: str
     state: AttentionState
@@ -28,7 +28,7 @@ class DocumentContext:
 
 @dataclass(slots=True, kw_only=True)
 class QueryTrace:
-    """What the evidence pass needs of one generated token: by layer, unrotated queries [H, D] and lse [H]."""
+    """What the evidence pass needs of one token: by layer, unrotated queries [H, D], lse [H]."""
 
     position: int
     queries: dict[int, Tensor]
@@ -39,7 +39,8 @@ class QueryTrace:
 class DecodeSequence:
     """Mutable state of one request inside the decode engine.
 
-    `pending` are token ids that are known but have not run through the model: the rest of the tail at first, then the
+    `pending` are token ids that are known but have not run through the model: the rest of the tail
+    at first, then the
     one token that was sampled last.
     """
 
@@ -73,12 +74,14 @@ class DecodeSequence:
         needed = self.length + num_rows
         capacity = self.kv.shape[3]
         if needed > capacity:
-            grown = self.kv.new_empty((*self.kv.shape[:3], max(needed, 2 * capacity), self.kv.shape[4]))
+            grown = self.kv.new_empty(
+                (*self.kv.shape[:3], max(needed, 2 * capacity), self.kv.shape[4])
+            )
             grown[:, :, :, : self.length] = self.kv[:, :, :, : self.length]
             self.kv = grown
 
     def accept(self, token_id: int) -> tuple[str, int]:
-        """Take one sampled token; returns the text that may be shown now and 1 if the token counts."""
+        """Take one sampled token; returns the text to show now, and 1 if the token counts."""
         if self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         if token_id in self.work.stop_ids:
@@ -116,7 +119,9 @@ def new_sequence(
     for handle, state in zip(work.documents, states, strict=True):
         segments = tuple(kv_tensor(s, state.layout.dtype, device) for s in state.segments)
         documents.append(
-            DocumentContext(content_key=handle.content_key, state=state, segments=segments, offset=offset)
+            DocumentContext(
+                content_key=handle.content_key, state=state, segments=segments, offset=offset
+            )
         )
         offset += state.num_tokens
     return DecodeSequence(

@@ -1,4 +1,4 @@
-"""The work that crosses to prefill and decode workers, and what comes back. No torch here: the gateway reads it."""
+"""The work that crosses to prefill and decode workers, and what comes back. Torch-free."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,8 @@ from orthros_service.types import FinishReason, SamplingParameters
 class PrefillStep:
     """One stateless unit of prefill: the tokens [start, start + n) of one document.
 
-    The carry of the steps before it is read from the context segments that come with it: all of them in full
+    The carry of the steps before it is read from the context segments that come with it: all of
+    them in full
     mode, the first (sinks) and the last (window) in linear mode; see `context_segments`.
 
     Args:
@@ -39,7 +40,8 @@ def context_segments(layout: StateLayout, num_done: int) -> tuple[int, ...]:
         num_done: Segments finished so far.
 
     Returns:
-        All of them in full mode; in linear mode the first and the last (the window never exceeds a segment).
+        All of them in full mode; in linear mode the first and the last (the window never exceeds a
+        segment).
     """
     if layout.mode == "full" or num_done <= 1:
         return tuple(range(num_done))
@@ -52,8 +54,10 @@ class DecodeWork:
 
     Args:
         request_id: Names the sequence for cancellation.
-        documents: Handles of ready states, in order. A worker resolves their segments through its transport.
-        tail_ids: Token ids of everything after the documents, >= 1: question, history, assistant's opening.
+        documents: Handles of ready states, in order. A worker resolves their segments through its
+            transport.
+        tail_ids: Token ids of everything after the documents, >= 1: question, history, assistant's
+            opening.
         sampling: How tokens are chosen; `max_tokens` is already clamped to what fits.
         stop_ids: Token ids that end the answer (end of turn, end of text).
         wants_evidence: Whether to return the attention mass per document token.

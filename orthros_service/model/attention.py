@@ -1,13 +1,14 @@
-"""Orthros attention: one set of projections, two computation patterns. The phase switch is `attend`.
+"""Orthros attention: one set of projections, two computation patterns; `attend` switches.
 
-Shape suffixes as in batches.py. q and k come without rotation; k is rotated here and kept rotated at positions local
+Shape suffixes as in batches.py. q and k come without rotation; k is rotated here and kept rotated
+at positions local
 to its document.
 """
 
 import torch
-from orthros_kernels import causal_attention, merge_partials, partial_attention, phase_attention
 from torch import Tensor
 
+from orthros_kernels import causal_attention, merge_partials, partial_attention, phase_attention
 from orthros_service.model.batches import (
     Batch,
     DecodeBatch,
@@ -22,8 +23,16 @@ TEMPERATURE_START = 8192
 """Context length, in tokens, from which a decode temperature acts."""
 
 
-def attend(layer: int, q_HRD: Tensor, k_GRD: Tensor, v_GRD: Tensor, batch: Batch, *, temperature_H: Tensor | None) -> Tensor:
-    """Attention of one layer in the phase that the batch names; keys and values are written where the batch says.
+def attend(
+    layer: int,
+    q_HRD: Tensor,
+    k_GRD: Tensor,
+    v_GRD: Tensor,
+    batch: Batch,
+    *,
+    temperature_H: Tensor | None,
+) -> Tensor:
+    """Attention of one layer in the phase that the batch names; its keys and values are stored.
 
     Args:
         layer: Index into the K/V buffers.
@@ -44,7 +53,7 @@ def attend(layer: int, q_HRD: Tensor, k_GRD: Tensor, v_GRD: Tensor, batch: Batch
 
 
 def write_keys_values(layer: int, k_GRD: Tensor, v_GRD: Tensor, batch: Batch) -> None:
-    """Rotate and store keys and values only: all that the last layer's document tokens need."""
+    """Rotate and store keys and values: all that the last layer's document tokens need."""
     rotated = rotate(k_GRD, *batch.cos_sin)
     match batch:
         case PrefillBatch():
@@ -58,7 +67,9 @@ def write_keys_values(layer: int, k_GRD: Tensor, v_GRD: Tensor, batch: Batch) ->
                 tail.kv[layer, 1, :, tail.length : end].copy_(v_GRD[:, rows])
 
 
-def _attend_prefill(layer: int, q_HND: Tensor, k_GND: Tensor, v_GND: Tensor, batch: PrefillBatch) -> Tensor:
+def _attend_prefill(
+    layer: int, q_HND: Tensor, k_GND: Tensor, v_GND: Tensor, batch: PrefillBatch
+) -> Tensor:
     write_keys_values(layer, k_GND, v_GND, batch)
     k_step, v_step = batch.kv_out[layer, 0], batch.kv_out[layer, 1]
     if batch.carry is None:
@@ -102,7 +113,9 @@ def _attend_decode(
     return out.to(q_HRD.dtype)
 
 
-def _attend_tails(layer: int, q_HRD: Tensor, tails: tuple[PrivateTail, ...]) -> tuple[Tensor, Tensor]:
+def _attend_tails(
+    layer: int, q_HRD: Tensor, tails: tuple[PrivateTail, ...]
+) -> tuple[Tensor, Tensor]:
     """Each sequence's own tokens; rows of all sequences side by side."""
     scale = q_HRD.shape[-1] ** -0.5
     parts = []
@@ -124,7 +137,7 @@ def _attend_tails(layer: int, q_HRD: Tensor, tails: tuple[PrivateTail, ...]) -> 
 def _attend_document(
     layer: int, q_HRD: Tensor, q_rotated: Tensor, document: SharedContext, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Merge one document's keys into the rows that see it; each segment is read once for all of them."""
+    """Merge one document into the rows that see it; each segment is read once for all."""
     rows = document.rows
     if document.cos_sin is None:
         q = q_rotated if rows is None else q_rotated[:, rows]
@@ -156,7 +169,7 @@ def _record(layer: int, q_HRD: Tensor, lse_HR: Tensor, evidence: EvidenceRecord 
 def log_length(
     positions: Tensor, temperature: tuple[tuple[float, ...], ...] | None
 ) -> Tensor | None:
-    """ln(max(1, t / TEMPERATURE_START)) with t counted from 1, or None when no head has a temperature."""
+    """ln(max(1, t / TEMPERATURE_START)), t counted from 1; None without temperatures."""
     if temperature is None:
         return None
     return ((positions + 1).float() / TEMPERATURE_START).clamp(min=1).log()

@@ -1,6 +1,7 @@
-"""What one forward pass runs over. The type of the batch is the phase: it is an argument, never guessed.
+"""What one forward pass runs over. The type of the batch is the phase: never guessed.
 
-Shape suffixes: L layers, H query heads, G KV heads, N tokens of the step, R rows (tokens of all sequences), D head size.
+Shape suffixes: L layers, H query heads, G KV heads, N tokens of the step, R rows (tokens of all
+sequences), D head size.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillCarry:
-    """All that linear prefill needs of the tokens before a step; its size does not depend on their number.
+    """All that linear prefill needs of the tokens before a step, however many they are.
 
     Args:
         window: Keys and values of the last min(start, W) tokens, [L, 2, G, c, D].
@@ -53,7 +54,8 @@ class SharedContext:
     Args:
         segments: Each [L, 2, G, n, D], in order. Not modified.
         rows: Rows of the batch that attend to it, int64; None for all.
-        cos_sin: Rotation of those rows at (position - the document's offset); None if that is the batch's own.
+        cos_sin: Rotation of those rows at (position - the document's offset); None if that is the
+            batch's own.
     """
 
     segments: tuple[Tensor, ...]
@@ -95,13 +97,14 @@ class EvidenceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeBatch:
-    """Rows in decode mode: full softmax attention over documents and the private tail, causal inside the tail.
+    """Rows in decode mode: full softmax over documents and the private tail, causal in the tail.
 
     Args:
         cos_sin: Rotation at each row's position, two [R, D/2] fp32.
         documents: Shared contexts; a row may attend to several.
         tails: Together they cover every row once.
-        log_length_R: ln(max(1, (position + 1) / 8192)) of each row for the temperature; None when no head has one.
+        log_length_R: ln(max(1, (position + 1) / 8192)) of each row for the temperature; None when
+            no head has one.
         evidence: Where to record queries for the evidence pass; None to record nothing.
     """
 

@@ -1,13 +1,13 @@
-"""The whole model in one pass with the phase mask split at t: plain, dense, fp32. What the engine is tested against.
+"""The whole model in one pass, phase mask split at t: plain, dense; the engine's reference.
 
 Shape suffixes: T tokens, M hidden size, H query heads, G KV heads, D head size.
 """
 
 import torch
-from orthros_kernels.partial_attention.reference import partial_attention_reference
-from orthros_kernels.phase_attention.reference import phase_attention_reference
 from torch import Tensor
 
+from orthros_kernels.partial_attention.reference import partial_attention_reference
+from orthros_kernels.phase_attention.reference import phase_attention_reference
 from orthros_service.model import attention
 from orthros_service.model.rope import RotaryTable, rotate
 from orthros_service.model.transformer import Attention, DecoderLayer, Transformer
@@ -15,7 +15,7 @@ from orthros_service.model.transformer import Attention, DecoderLayer, Transform
 
 @torch.inference_mode()
 def phase_logits(model: Transformer, token_ids: Tensor, *, num_prefill: int) -> Tensor:
-    """Logits [T, V] fp32: tokens before `num_prefill` in prefill mode, the others in decode mode over all keys.
+    """Logits [T, V] fp32: tokens before `num_prefill` in prefill mode, the others in decode mode.
 
     Args:
         model: The model.
@@ -61,7 +61,9 @@ def _attention(
         rest = slice(num_prefill, num_tokens)
         q_rest = rotate(q[:, rest], *rotary.cos_sin(positions[rest]))
         if module.temperature_H is not None:
-            log_length = ((positions[rest] + 1).float() / attention.TEMPERATURE_START).clamp(min=1).log()
+            log_length = (
+                ((positions[rest] + 1).float() / attention.TEMPERATURE_START).clamp(min=1).log()
+            )
             tau = 1 + torch.tensor(module.temperature_H)[:, None] * log_length
             q_rest = q_rest * tau[..., None]
         group = q.shape[0] // k.shape[0]

@@ -1,6 +1,7 @@
 """The decoder of the Llama family (Llama, Mistral, Qwen 2 and 3, SmolLM) around Orthros attention.
 
-Shape suffixes: R rows (tokens), M hidden size, V vocabulary, H query heads, G KV heads, D head size.
+Shape suffixes: R rows (tokens), M hidden size, V vocabulary, H query heads, G KV heads, D head
+size.
 """
 
 import torch
@@ -36,7 +37,9 @@ class Attention(nn.Module):
         self.heads = (config.num_q_heads, config.num_kv_heads, config.num_kv_heads)
         self.head_dim = config.head_dim
         width = config.num_q_heads * config.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=config.has_qkv_bias)
+        self.qkv_proj = nn.Linear(
+            config.hidden_size, sum(self.heads) * config.head_dim, bias=config.has_qkv_bias
+        )
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.has_o_bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.has_qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.has_qk_norm else None
@@ -74,8 +77,12 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.has_mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.has_mlp_bias)
+        self.gate_up_proj = nn.Linear(
+            config.hidden_size, 2 * config.intermediate_size, bias=config.has_mlp_bias
+        )
+        self.down_proj = nn.Linear(
+            config.intermediate_size, config.hidden_size, bias=config.has_mlp_bias
+        )
 
     def forward(self, x_RM: Tensor) -> Tensor:
         """[R, M] -> [R, M]."""
@@ -113,7 +120,7 @@ class Transformer(nn.Module):
             DecoderLayer(index, config, orthros) for index in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = (
+        self.lm_head: nn.Module | None = (
             None
             if config.has_tied_embeddings
             else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -127,7 +134,7 @@ class Transformer(nn.Module):
         return x
 
     def write_document(self, token_ids: Tensor, batch: Batch) -> None:
-        """Fill the batch's K/V for document tokens. The last layer stops at its keys and values: nothing reads more."""
+        """Fill the batch's K/V for document tokens; the last layer stops at its keys and values."""
         x: Tensor = self.embed_tokens(token_ids)
         for layer in self.layers[:-1]:
             x = layer(x, batch)
@@ -138,13 +145,21 @@ class Transformer(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [R, V] in the model's dtype."""
         normed = self.norm(hidden)
-        weight = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return nn.functional.linear(normed, weight)
+        if self.lm_head is None:
+            return nn.functional.linear(normed, self.embed_tokens.weight)
+        out: Tensor = self.lm_head(normed)
+        return out
 
     def new_kv(self, num_tokens: int) -> Tensor:
         """Uninitialized keys and values for so many tokens, [L, 2, G, N, D]."""
         weight = self.embed_tokens.weight
-        shape = (self.config.num_layers, 2, self.config.num_kv_heads, num_tokens, self.config.head_dim)
+        shape = (
+            self.config.num_layers,
+            2,
+            self.config.num_kv_heads,
+            num_tokens,
+            self.config.head_dim,
+        )
         return torch.empty(shape, dtype=weight.dtype, device=weight.device)
 
 
@@ -157,8 +172,8 @@ def full_logits(model: Transformer, token_ids: Tensor) -> Tensor:
     batch = DecodeBatch(
         cos_sin=table.cos_sin(torch.arange(num_tokens, device=device)),
         documents=(),
-        tails=(PrivateTail(first_row=0, num_rows=num_tokens, kv=model.new_kv(num_tokens), length=0),),
+        tails=(
+            PrivateTail(first_row=0, num_rows=num_tokens, kv=model.new_kv(num_tokens), length=0),
+        ),
     )
     return model.logits(model.hidden_states(token_ids, batch)).float()
-
-

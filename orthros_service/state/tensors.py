@@ -1,4 +1,4 @@
-"""Between stored segments (numpy bits) and torch tensors. Torch lives here so that `state.types` stays free of it."""
+"""Between stored segments (numpy bits) and torch tensors; `state.types` stays torch-free."""
 
 import warnings
 
@@ -17,7 +17,7 @@ TORCH_DTYPES: dict[KVDtype, torch.dtype] = {
 
 
 def kv_tensor(segment: Segment, dtype: KVDtype, device: torch.device) -> Tensor:
-    """Keys and values of a segment, [L, 2, G, n, D]; on the CPU a view of the stored bits, to be read only."""
+    """K/V of a segment, [L, 2, G, n, D]; on the CPU a view of the stored bits: read only."""
     with warnings.catch_warnings():
         # Shared memory arrives read-only; the engine never writes to a stored segment.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

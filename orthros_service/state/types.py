@@ -16,14 +16,14 @@ FORMAT_VERSION = 1
 
 KVDtype = Literal["bfloat16", "float32", "float16"]
 PrefillMode = Literal["full", "linear"]
-"""How document tokens attended to one another: "full" softmax (decode mode) or the linear prefill mode."""
+"""How document tokens attended to one another: full softmax, or the linear prefill mode."""
 
 STORAGE_DTYPES: dict[KVDtype, np.dtype] = {
     "bfloat16": np.dtype(np.int16),
     "float16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
 }
-"""numpy dtype that holds the bits of each K/V dtype; numpy has no bfloat16, so its bits travel as int16."""
+"""numpy dtype that holds the bits of each K/V dtype; bfloat16 travels as int16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,8 @@ class StateLayout:
         """Reject a state of another layout.
 
         Raises:
-            StateMismatchError: Names every field that differs. `mode` is a property of the document, not of the
+            StateMismatchError: Names every field that differs. `mode` is a property of the
+                document, not of the
                 worker, so it is not compared.
         """
         wanted = replace(expected, mode=self.mode)
@@ -73,15 +74,19 @@ class StateLayout:
 class Segment:
     """A run of consecutive tokens of one document with their keys and values. Immutable.
 
-    Ownership: on a cluster the arrays are read-only views of shared memory, valid as long as the object is
+    Ownership: on a cluster the arrays are read-only views of shared memory, valid as long as the
+        object is
     referenced; nobody writes to them. On the host, always.
 
     Args:
         start: Position of the first token in the document's own positions (the header begins at 0).
         token_ids: [n] int32.
-        char_starts: [n] int64, first code point of each token in the stored text; 0 for header tokens.
-        char_ends: [n] int64, one past the last code point; equal to the start for header tokens, which cover no text.
-        kv: [L, 2, H, n, D] bits of the layout's dtype (int16 for bfloat16); keys carry RoPE at local positions.
+        char_starts: [n] int64, first code point of each token in the stored text; 0 for header
+            tokens.
+        char_ends: [n] int64, one past the last code point; equal to the start for header tokens,
+            which cover no text.
+        kv: [L, 2, H, n, D] bits of the layout's dtype (int16 for bfloat16); keys carry RoPE at
+            local positions.
     """
 
     start: int
@@ -103,7 +108,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionState:
-    """A document as the model remembers it: a layout and its segments, in order and without gaps."""
+    """A document as the model remembers it: a layout and its segments, without gaps."""
 
     layout: StateLayout
     segments: Sequence[Segment]
@@ -113,7 +118,8 @@ class AttentionState:
         for segment in self.segments:
             if segment.start != position:
                 raise StateMismatchError(
-                    f"Segments are not contiguous: one starts at token {segment.start}, {position} was expected."
+                    f"Segments are not contiguous: one starts at token {segment.start}, "
+                    f"{position} was expected."
                 )
             position = segment.end
 
@@ -129,7 +135,7 @@ class AttentionState:
 
 
 SegmentRef = object
-"""How a transport names a stored segment: the `Segment` itself in process, an object reference on a cluster."""
+"""How a transport names a segment: itself in process, an object reference on a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +154,7 @@ class StateHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedDocument:
-    """A document's tokens, header included, with the code points that each covers (0, 0 for the header).
+    """A document's tokens, header included, with the code points that each covers.
 
     Args:
         content_key: Names the content; equal keys share one state.

@@ -1,9 +1,12 @@
-"""Decode-mode attention: partial softmaxes over runs of keys merge into one softmax over all of them."""
+"""Decode-mode attention: partial softmaxes over runs of keys merge into one softmax."""
+
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from orthros_kernels import (
     KernelError,
     attention_mass,
@@ -21,7 +24,11 @@ def _random(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("num_keys", [1, 2, 127, 255, 256, 257, 1000, 2048])
 @pytest.mark.parametrize("rows", [1, 3, 24, 64, 65, 200])
 def test_fast_path_equals_the_reference(num_keys: int, rows: int) -> None:
-    q, k, v = _random(3, rows, 16), _random(3, num_keys, 16, seed=1), _random(3, num_keys, 16, seed=2)
+    q, k, v = (
+        _random(3, rows, 16),
+        _random(3, num_keys, 16, seed=1),
+        _random(3, num_keys, 16, seed=2),
+    )
     out, lse = partial_attention(q, k, v, scale=0.25)
     expected_out, expected_lse = partial_attention_reference(q, k, v, scale=0.25)
     torch.testing.assert_close(out, expected_out, atol=2e-6, rtol=1e-5)
@@ -33,19 +40,22 @@ def test_fast_path_equals_the_reference(num_keys: int, rows: int) -> None:
 def test_merging_any_split_of_the_keys_equals_one_softmax(borders: list[int]) -> None:
     q, k, v = _random(2, 5, 8), _random(2, 300, 8, seed=1), _random(2, 300, 8, seed=2)
     edges = [0, *sorted(borders), 300]
-    parts = [
-        partial_attention(q, k[:, a:b], v[:, a:b], scale=0.4)
-        for a, b in zip(edges, edges[1:], strict=False)
-    ]
+    parts = [partial_attention(q, k[:, a:b], v[:, a:b], scale=0.4) for a, b in pairwise(edges)]
     out, lse = merge_partials(parts)
     expected_out, expected_lse = partial_attention_reference(q, k, v, scale=0.4)
     torch.testing.assert_close(out, expected_out, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(lse, expected_lse, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 1), (1, 90), (7, 7), (90, 90), (7, 90), (64, 300)])
+@pytest.mark.parametrize(
+    ("num_queries", "num_keys"), [(1, 1), (1, 90), (7, 7), (90, 90), (7, 90), (64, 300)]
+)
 def test_causal_attention_shows_each_query_its_past_only(num_queries: int, num_keys: int) -> None:
-    q, k, v = _random(6, num_queries, 8), _random(2, num_keys, 8, seed=1), _random(2, num_keys, 8, seed=2)
+    q, k, v = (
+        _random(6, num_queries, 8),
+        _random(2, num_keys, 8, seed=1),
+        _random(2, num_keys, 8, seed=2),
+    )
     out, lse = causal_attention(q, k, v, scale=0.3)
     context = num_keys - num_queries
     visible = torch.arange(num_keys)[None] <= torch.arange(num_queries)[:, None] + context

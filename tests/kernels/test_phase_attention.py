@@ -1,7 +1,10 @@
-"""Prefill-mode attention: the fast path against the dense reference, and the properties of its mask."""
+"""Prefill-mode attention: the fast path against the dense reference, and its mask."""
+
+from itertools import pairwise
 
 import pytest
 import torch
+
 from orthros_kernels import KernelError, phase_attention
 from orthros_kernels.phase_attention.reference import (
     StateBranch,
@@ -27,7 +30,7 @@ def _stepped(
 ) -> torch.Tensor:
     q, q_sink, k, v = inputs
     outs = []
-    for begin, end in zip(borders, borders[1:], strict=False):
+    for begin, end in pairwise(borders):
         first_key = max(0, begin - window)
         out = phase_attention(
             q[:, begin:end],
@@ -45,8 +48,10 @@ def _stepped(
     return torch.cat(outs, 1)
 
 
-def _exact_sink_queries(inputs: tuple[torch.Tensor, ...], window: int, tile: int) -> tuple[torch.Tensor, ...]:
-    """As the model does: nothing differs between the two rotations while all is inside the window."""
+def _exact_sink_queries(
+    inputs: tuple[torch.Tensor, ...], window: int, tile: int
+) -> tuple[torch.Tensor, ...]:
+    """As the model does: both rotations agree while all is inside the window."""
     q, q_sink, k, v = inputs
     exact = window + tile
     return q, torch.cat((q[:, :exact], q_sink[:, exact:]), 1), k, v
@@ -64,7 +69,8 @@ def test_fast_path_equals_the_dense_reference(num_tokens: int, window: int, num_
 
 
 @pytest.mark.parametrize(
-    "borders", [[0, 16, 250], [0, 32, 48, 250], [0, 80, 96, 160, 250], [0, *range(16, 250, 16), 250]]
+    "borders",
+    [[0, 16, 250], [0, 32, 48, 250], [0, 80, 96, 160, 250], [0, *range(16, 250, 16), 250]],
 )
 def test_every_stepping_equals_one_call(borders: list[int]) -> None:
     inputs = _exact_sink_queries(_inputs(250), 64, 16)
@@ -105,11 +111,15 @@ def test_a_closed_gate_switches_the_state_branch_off_and_an_open_one_does_not() 
     plain = phase_attention_reference(q, q_sink, k, v, **arguments)
     for gate, should_equal in ((0.0, True), (0.5, False)):
         state = StateBranch(
-            q_HND=q, k_GND=k, gate_HN=torch.full((HEADS, 120), gate), decay_G=torch.tensor([0.99, 0.9])
+            q_HND=q,
+            k_GND=k,
+            gate_HN=torch.full((HEADS, 120), gate),
+            decay_G=torch.tensor([0.99, 0.9]),
         )
         gated = phase_attention_reference(q, q_sink, k, v, **arguments, state=state)
         assert torch.equal(gated, plain) == should_equal
-        # Nothing lies left of the window in the first two tiles, so the branch has nothing to read there.
+        # Nothing lies left of the window in the first two tiles, so the branch has nothing to read
+        # there.
         assert torch.equal(gated[:, :32], plain[:, :32])
 
 

@@ -12,7 +12,8 @@ def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor
     Args:
         q: Rotated queries, [G, R, D].
         k: Keys of one run, [G, N, D].
-        lse: Log-sum-exp of each row over the whole context, [G, R] fp32: it makes the masses of several runs add up.
+        lse: Log-sum-exp of each row over the whole context, [G, R] fp32: it makes the masses of
+            several runs add up.
         scale: Softmax scale.
 
     Returns:

@@ -13,7 +13,7 @@ _SPLIT_MAX_ROWS = 64
 def flash_partial(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None = None
 ) -> Partial:
-    """Softmax attention with log-sum-exp over [.., G, R, D] queries and [.., G, N, D] keys, 3 or 4 dimensions.
+    """Softmax with log-sum-exp of [.., G, R, D] queries over [.., G, N, D] keys; 3 or 4 dimensions.
 
     Args:
         q: Queries.
@@ -37,10 +37,11 @@ def flash_partial(
 def partial_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
     """Attend [G, R, D] rows to every one of [G, N, D] keys.
 
-    Few rows would leave threads idle, so the keys are split in as many pieces as there are threads and merged.
+    Few rows would leave threads idle, so the keys are split in as many pieces as there are threads
+    and merged.
     """
     num_pieces = torch.get_num_threads()
-    num_kv_heads, num_keys, head_dim = k.shape
+    num_kv_heads, num_keys, _ = k.shape
     if (
         q.shape[1] > _SPLIT_MAX_ROWS
         or num_pieces == 1
@@ -49,11 +50,10 @@ def partial_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> P
         or num_kv_heads % num_pieces == 0
     ):
         return flash_partial(q, k, v, scale=scale)
-    pieces = (num_kv_heads, num_pieces, num_keys // num_pieces, head_dim)
     outs, lses = flash_partial(
         q.expand(num_pieces, -1, -1, -1),
-        k.unflatten(1, pieces[1:3]).transpose(0, 1),
-        v.unflatten(1, pieces[1:3]).transpose(0, 1),
+        _split_keys(k, num_pieces),
+        _split_keys(v, num_pieces),
         scale=scale,
     )
     merged: Partial = (outs[0], lses[0])
@@ -62,8 +62,18 @@ def partial_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> P
     return merged
 
 
+def _split_keys(x: Tensor, num_pieces: int) -> Tensor:
+    """View [G, N, D] as [pieces, G, N / pieces, D]."""
+    num_kv_heads, num_keys, head_dim = x.shape
+    per_piece = num_keys // num_pieces
+    return x.as_strided(
+        (num_pieces, num_kv_heads, per_piece, head_dim),
+        (per_piece * x.stride(1), x.stride(0), x.stride(1), 1),
+    )
+
+
 def causal_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
-    """Attend n queries of each head to the keys before them and themselves: [H, n, D] on [G, c + n, D]."""
+    """Attend [H, n, D] queries to the keys before them and themselves, [G, c + n, D]."""
     num_q_heads, num_tokens, head_dim = q.shape
     num_kv_heads, num_keys, _ = k.shape
     group = num_q_heads // num_kv_heads

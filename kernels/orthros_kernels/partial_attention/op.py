@@ -13,14 +13,18 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check(k.shape == v.shape, f"k has shape {tuple(k.shape)}, v has {tuple(v.shape)}")
     check(k.shape[1] > 0, "k must hold at least one key")
     check(q.shape[-1] == k.shape[-1], f"q has head size {q.shape[-1]}, k has {k.shape[-1]}")
-    check(q.dtype == k.dtype == v.dtype, f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must agree")
+    check(
+        q.dtype == k.dtype == v.dtype,
+        f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must agree",
+    )
 
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
     """Attend rows of queries to every key of one run, without a mask.
 
     Args:
-        q: [G, R, D]; R rows are the query heads of a KV head times the queries that share these keys.
+        q: [G, R, D]; R rows are the query heads of a KV head times the queries that share these
+            keys.
         k: Keys, [G, N, D], N >= 1; unit stride in D. Not modified.
         v: Values, like k.
         scale: Softmax scale, usually D ** -0.5.

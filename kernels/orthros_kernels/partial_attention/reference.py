@@ -25,7 +25,10 @@ def partial_attention_reference(
 def merge_pair(first: Partial, second: Partial) -> Partial:
     """One softmax over both runs, from their outputs and log-sum-exps; fp32."""
     lse = torch.logaddexp(first[1], second[1])
-    out = first[0] * (first[1] - lse).exp()[..., None] + second[0] * (second[1] - lse).exp()[..., None]
+    out = (
+        first[0] * (first[1] - lse).exp()[..., None]
+        + second[0] * (second[1] - lse).exp()[..., None]
+    )
     return out, lse
 
 

@@ -23,7 +23,8 @@ def phase_attention_cpu(
     """See `op.phase_attention`; k and v hold the context followed by the step's own tokens."""
     num_tokens = q.shape[1]
     context = k.shape[1] - num_tokens
-    # Up to here every earlier token lies inside the window, so prefill mode is plain causal attention.
+    # Up to here every earlier token lies inside the window, so prefill mode is plain causal
+    # attention.
     head_tokens = max(0, min(num_tokens, window + tile - start))
     out = torch.empty_like(q)
     if head_tokens:
@@ -41,10 +42,8 @@ def phase_attention_cpu(
     return out
 
 
-def _dense_head(
-    q: Tensor, k: Tensor, v: Tensor, rows: int, context: int, scale: float
-) -> Tensor:
-    """Causal attention of the first rows of the step over the context and themselves, [H, rows, D]."""
+def _dense_head(q: Tensor, k: Tensor, v: Tensor, rows: int, context: int, scale: float) -> Tensor:
+    """Causal attention of the step's first rows over context and themselves, [H, rows, D]."""
     num_keys = context + rows
     grouped = _group_heads(q[:, :rows], k.shape[0])
     group = q.shape[0] // k.shape[0]

@@ -19,16 +19,20 @@ def phase_attention(
     tile: int,
     scale: float,
 ) -> Tensor:
-    """Attend the tokens [start, start + n) of a document to the sinks and their block-aligned window.
+    """Attend the tokens [start, start + n) of a document to the sinks and their window.
 
-    Token i sees {0 .. s-1} and {max(s, tile * (i // tile) - window) .. i}. Linear in n; the carry from the steps
-    before is the context at the front of k and v together with the sinks. Sinks, window and what lies between them
+    Token i sees {0 .. s-1} and {max(s, tile * (i // tile) - window) .. i}. Linear in n; the carry
+    from the steps
+    before is the context at the front of k and v together with the sinks. Sinks, window and what
+    lies between them
     partition the past.
 
     Args:
         q: Queries rotated at their positions, [H, n, D], fp32, bf16 or fp16.
-        q_sink: The same queries rotated at min(position, window + tile + s - 1), [H, n, D]; they score the sinks.
-        k: Rotated keys of the context and the step, [G, c + n, D] with c = min(start, window); unit stride in D.
+        q_sink: The same queries rotated at min(position, window + tile + s - 1), [H, n, D]; they
+            score the sinks.
+        k: Rotated keys of the context and the step, [G, c + n, D] with c = min(start, window);
+            unit stride in D.
         v: Values, like k.
         k_sinks: Keys of the document's first s tokens, [G, s, D]; s = 0 switches sinks off.
         v_sinks: Values of the sinks.
@@ -43,14 +47,20 @@ def phase_attention(
     Raises:
         KernelError: A shape, dtype or position is not as above; the message names the argument.
 
-    Source: docs/architecture.md, "The attention"; log-sum-exp merge after Milakov and Gimelshein 2018.
+    Source: docs/architecture.md, "The attention"; log-sum-exp merge after Milakov and Gimelshein
+        2018.
     """
     num_q_heads, num_tokens, head_dim = q.shape
     num_kv_heads = k.shape[0]
-    check(tile > 0 and window > 0 and window % tile == 0, f"window {window} must be a multiple of tile {tile}")
+    check(
+        tile > 0 and window > 0 and window % tile == 0,
+        f"window {window} must be a multiple of tile {tile}",
+    )
     check(start >= 0 and start % tile == 0, f"start {start} must be a multiple of tile {tile}")
     check(num_tokens > 0, "q must hold at least one token")
-    check(q_sink.shape == q.shape, f"q_sink has shape {tuple(q_sink.shape)}, q has {tuple(q.shape)}")
+    check(
+        q_sink.shape == q.shape, f"q_sink has shape {tuple(q_sink.shape)}, q has {tuple(q.shape)}"
+    )
     check(num_q_heads % num_kv_heads == 0, f"{num_q_heads} query heads on {num_kv_heads} KV heads")
     wanted = (num_kv_heads, min(start, window) + num_tokens, head_dim)
     for name, x in (("k", k), ("v", v)):
@@ -59,7 +69,8 @@ def phase_attention(
         check(x.stride(-1) == 1, f"{name} must have unit stride in its last dimension")
     check(
         k_sinks.shape == v_sinks.shape and k_sinks.shape[1] <= tile,
-        f"k_sinks {tuple(k_sinks.shape)} and v_sinks {tuple(v_sinks.shape)} must agree and hold at most {tile} tokens",
+        f"k_sinks {tuple(k_sinks.shape)} and v_sinks {tuple(v_sinks.shape)} must agree and hold "
+        f"at most {tile} tokens",
     )
     return phase_attention_cpu(
         q,

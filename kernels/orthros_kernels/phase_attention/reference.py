@@ -1,6 +1,7 @@
 """Plain reference of prefill-mode attention: dense masks, fp32, one call for a whole document.
 
-Shape suffixes: H query heads, G KV heads, N tokens, D head size. Formulas: docs/architecture.md, "The attention".
+Shape suffixes: H query heads, G KV heads, N tokens, D head size. Formulas: docs/architecture.md,
+"The attention".
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class StateBranch:
 
 
 def window_start(position: Tensor, *, tile: int, window: int) -> Tensor:
-    """First position inside the block-aligned window of each query; negative while the window is not full."""
+    """First position inside each query's block-aligned window; negative while it is not full."""
     return torch.div(position, tile, rounding_mode="floor") * tile - window
 
 
@@ -57,7 +58,8 @@ def phase_attention_reference(
 
     Args:
         q_HND: Queries rotated at their own positions.
-        q_sink_HND: The same queries rotated at min(position, window + tile + num_sinks - 1); they score the sinks.
+        q_sink_HND: The same queries rotated at min(position, window + tile + num_sinks - 1); they
+            score the sinks.
         k_GND: Rotated keys.
         v_GND: Values.
         window: Tokens of the window left of the query's own tile; a multiple of `tile`.
@@ -87,7 +89,7 @@ def phase_attention_reference(
 def _state_read(
     state: StateBranch, v_GND: Tensor, *, window: int, tile: int, num_sinks: int
 ) -> Tensor:
-    """gate * RMSNorm(q . S) where S holds every non-sink token left of the query's window."""
+    """Gate * RMSNorm(q . S) where S holds every non-sink token left of the query's window."""
     num_heads, num_tokens, head_dim = state.q_HND.shape
     num_kv_heads = v_GND.shape[0]
     keys = torch.nn.functional.normalize(state.k_GND.float(), dim=-1)

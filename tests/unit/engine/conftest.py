@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+
 from orthros_service.engine.prefill import PrefillEngine
 from orthros_service.engine.types import PrefillStep, context_segments
 from orthros_service.model.config import ModelConfig, OrthrosConfig
@@ -87,7 +88,9 @@ class Bench:
             segment_tokens=segment_tokens,
         )
 
-    def prefill(self, token_ids: list[int], mode: PrefillMode, segment_tokens: int = SEGMENT) -> AttentionState:
+    def prefill(
+        self, token_ids: list[int], mode: PrefillMode, segment_tokens: int = SEGMENT
+    ) -> AttentionState:
         layout = self.layout(mode, segment_tokens)
         engine = PrefillEngine(self.loaded, layout)
         segments: list[Segment] = []

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
 from orthros_service.engine import decode as decode_module
 from orthros_service.engine.decode import DecodeEngine
 from orthros_service.engine.types import DecodeDelta, DecodeFinished, DecodeWork
@@ -101,7 +102,9 @@ def test_without_documents_decoding_is_the_plain_transformer(bench, tokens) -> N
 
 
 @pytest.mark.parametrize("extend_tokens", [1, 7, 64])
-def test_a_tail_run_in_slices_gives_the_same_answer(bench, tokens, monkeypatch, extend_tokens) -> None:
+def test_a_tail_run_in_slices_gives_the_same_answer(
+    bench, tokens, monkeypatch, extend_tokens
+) -> None:
     state, tail = bench.prefill(tokens(150, 1), "linear"), tokens(40, 2)
     answers = []
     for limit in (512, extend_tokens):
@@ -113,10 +116,12 @@ def test_a_tail_run_in_slices_gives_the_same_answer(bench, tokens, monkeypatch, 
 
 
 def test_answers_do_not_depend_on_the_batch(bench, tokens) -> None:
-    """Different documents, shared documents, no document, sampled and greedy, joining at different times."""
-    states = {key: bench.prefill(tokens(n, n), "linear") for key, n in (("x", 150), ("y", 97), ("z", 33))}
-    pairs = {name: [(key, states[key]) for key in keys] for name, keys in
-             {"a": "x", "b": "x", "c": "y", "d": "", "e": "xy", "f": "zx", "g": "x"}.items()}  # fmt: skip
+    """Different, shared and no documents, sampled and greedy, joining at different times."""
+    states = {
+        key: bench.prefill(tokens(n, n), "linear") for key, n in (("x", 150), ("y", 97), ("z", 33))
+    }
+    keys = {"a": "x", "b": "x", "c": "y", "d": "", "e": "xy", "f": "zx", "g": "x"}
+    pairs = {name: [(key, states[key]) for key in chosen] for name, chosen in keys.items()}
     works = {
         name: _work(
             name,
@@ -147,8 +152,10 @@ def test_answers_do_not_depend_on_the_batch(bench, tokens) -> None:
     assert together == alone
 
 
-def test_composed_documents_equal_one_softmax_over_keys_rotated_to_their_offsets(bench, tokens) -> None:
-    """The reference moves every key of a later document to its offset and attends once over all of them."""
+def test_composed_documents_equal_one_softmax_over_keys_rotated_to_their_offsets(
+    bench, tokens
+) -> None:
+    """The reference moves every key of the second document to its offset and attends once."""
     loaded = bench.loaded
     first, second = bench.prefill(tokens(150, 1), "linear"), bench.prefill(tokens(97, 2), "linear")
     tail = tokens(6, 3)
@@ -240,13 +247,15 @@ def test_cancelling_drops_one_sequence_and_leaves_the_others_alone(bench, tokens
     assert engine.num_sequences == 1
     deltas: list[str] = []
     while engine.has_work:
-        deltas += [o.text for name, o in engine.step() if isinstance(o, DecodeDelta) and name == "a"]
+        deltas += [
+            o.text for name, o in engine.step() if isinstance(o, DecodeDelta) and name == "a"
+        ]
     assert expected.endswith("".join(deltas))
     assert not engine.has_work
 
 
 def test_evidence_points_at_the_tokens_that_were_attended_to(bench, tokens) -> None:
-    """The masses equal the attention probabilities of the plain model, averaged over queries and heads."""
+    """The masses equal the plain model's probabilities, averaged over queries and heads."""
     state = bench.prefill(tokens(150, 1), "linear")
     work = replace(_work("a", [("d", state)], tokens(9, 2), max_tokens=5), wants_evidence=True)
     engine = _engine(bench)
@@ -255,7 +264,9 @@ def test_evidence_points_at_the_tokens_that_were_attended_to(bench, tokens) -> N
     (evidence,) = finished["a"].evidence
     assert evidence.char_starts.tolist() == list(range(150))
     assert 0 < float(evidence.mass.sum()) < 1
-    expected = _plain_mass(bench, state, list(work.tail_ids) + _ids(finished["a"].text)[:-1], len(work.tail_ids))
+    expected = _plain_mass(
+        bench, state, list(work.tail_ids) + _ids(finished["a"].text)[:-1], len(work.tail_ids)
+    )
     np.testing.assert_allclose(evidence.mass, expected, atol=2e-6)
 
 

@@ -1,8 +1,9 @@
-"""Prefill: steps equal one pass, and the split between the phases equals the reference at every position."""
+"""Prefill: steps equal one pass, and every split of the phases equals the reference."""
 
 import numpy as np
 import pytest
 import torch
+
 from orthros_service.engine import prefill as prefill_module
 from orthros_service.engine.prefill import PrefillEngine
 from orthros_service.engine.types import PrefillStep
@@ -33,7 +34,9 @@ def _decode_rest(bench, state, rest: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("segment_tokens", [32, 48, 96, 160, 320])
-def test_linear_keys_and_values_do_not_depend_on_the_step_size(bench, tokens, segment_tokens) -> None:
+def test_linear_keys_and_values_do_not_depend_on_the_step_size(
+    bench, tokens, segment_tokens
+) -> None:
     ids = tokens(300)
     whole = _kv(bench.prefill(ids, "linear", 320))
     torch.testing.assert_close(
@@ -55,7 +58,9 @@ def test_prefill_then_decode_equals_one_pass_with_the_phase_mask(bench, tokens, 
     ids = tokens(200)
     state = bench.prefill(ids[:split], "linear", 96)
     expected = phase_logits(bench.loaded.model, torch.tensor(ids), num_prefill=split)[split:]
-    torch.testing.assert_close(_decode_rest(bench, state, ids[split:]), expected, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        _decode_rest(bench, state, ids[split:]), expected, atol=2e-4, rtol=1e-3
+    )
 
 
 def test_without_prefill_the_reference_is_full_attention(bench, tokens) -> None:
