@@ -39,6 +39,7 @@ CODES = (
     "document_not_ready",
     "context_length_exceeded",
     "document_too_large",
+    "document_corrupted",
     "unsupported_document",
     "overloaded",
     "deadline_exceeded",

@@ -1,0 +1,78 @@
+"""The HTTP face: one FastAPI application over a generation backend."""
+
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from orthros_client.types import DocumentCreate
+from orthros_service.admission import Admission
+from orthros_service.documents import DocumentCatalog, TextStore
+from orthros_service.gateway import answers, document_events, documents, health, models, openai
+from orthros_service.gateway.context import GatewayContext, ServedModel
+from orthros_service.gateway.openapi import DESCRIPTION, install_openapi
+from orthros_service.gateway.problems import install_error_handlers
+from orthros_service.gateway.request_scope import RequestScope
+from orthros_service.settings import Settings
+from orthros_service.telemetry import MetricsSink
+from orthros_service.tokenization import PromptFormat, Tokenizer
+from orthros_service.types import GenerationBackend
+
+
+def create_app(
+    *,
+    backend: GenerationBackend,
+    catalog: DocumentCatalog,
+    texts: TextStore,
+    tokenizer: Tokenizer,
+    settings: Settings,
+    metrics: MetricsSink,
+    metrics_text: Callable[[], Awaitable[str]],
+) -> FastAPI:
+    """Build the application. Nothing is opened or closed here: the caller owns what it passes.
+
+    Args:
+        backend: The workers.
+        catalog: Document rows.
+        texts: Document texts.
+        tokenizer: The served model's.
+        settings: All settings.
+        metrics: Where metric values go.
+        metrics_text: Renders the service's metrics in Prometheus' text format for `/metrics`.
+    """
+    app = build_routes()
+    app.state.context = GatewayContext(
+        backend=backend,
+        catalog=catalog,
+        texts=texts,
+        tokenizer=tokenizer,
+        settings=settings,
+        metrics=metrics,
+        metrics_text=metrics_text,
+        admission=Admission(
+            max_running=settings.gateway.max_concurrent_requests,
+            max_waiting=settings.gateway.max_waiting_requests,
+            metrics=metrics,
+        ),
+        model=ServedModel(backend),
+        header_tokens=len(PromptFormat(tokenizer).header_ids),
+    )
+    app.add_middleware(RequestScope, metrics=metrics)
+    return app
+
+
+def build_routes() -> FastAPI:
+    """Return the application without anything behind it: enough for its OpenAPI document."""
+    app = FastAPI(
+        title="Orthros",
+        version=version("orthros-service"),
+        description=DESCRIPTION,
+        docs_url="/docs",
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for room in (documents, document_events, answers, openai, models, health):
+        app.include_router(room.router)
+    install_error_handlers(app)
+    install_openapi(app, DocumentCreate)
+    return app

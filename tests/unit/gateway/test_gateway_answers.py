@@ -1,0 +1,383 @@
+import asyncio
+
+import pytest
+
+from orthros_service.errors import (
+    ContextTooLongError,
+    EngineError,
+    OverloadedError,
+    UnavailableError,
+)
+from orthros_service.types import EvidenceSpan, IngestProgress, Message, Timings
+
+TEXT = "Mr. Darcy owns Pemberley. Mr. Bingley rents Netherfield."
+
+
+async def test_an_answer_carries_text_usage_timings_and_the_model_state(service):
+    service.backend.timings = Timings(queue_s=0.5, decode_s=0.25)
+    document_id = await service.upload(TEXT)
+    response = await service.client.post(
+        "/v1/answers", json={"document_ids": [document_id], "question": "Who owns Pemberley?"}
+    )
+    assert response.status_code == 200
+    body = response.json()
+    assert body["object"] == "answer"
+    assert body["text"] == "Mr. Darcy."
+    assert body["finish_reason"] == "stop"
+    assert body["model"] == "tiny-model"
+    assert body["converted"] is False
+    assert body["usage"] == {
+        "document_tokens": 50,
+        "prompt_tokens": 12,
+        "completion_tokens": 3,
+        "max_tokens": 256,
+    }
+    assert body["timings"]["queue_s"] >= 0.5
+    assert body["timings"]["decode_s"] == 0.25
+    assert body["timings"]["total_s"] > 0
+    assert body["warnings"] == []
+
+
+async def test_the_backend_gets_the_stored_text_the_turns_and_the_sampling(service):
+    document_id = await service.upload("Line one.\r\nLine two.")
+    await service.client.post(
+        "/v1/answers",
+        json={
+            "document_ids": [document_id],
+            "question": "And then?",
+            "instructions": "Be brief.",
+            "history": [
+                {"role": "user", "content": "What first?"},
+                {"role": "assistant", "content": "Line one."},
+            ],
+            "max_tokens": 7,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 40,
+            "seed": 3,
+            "stop": ["\nUser:"],
+            "citations": False,
+            "deadline_s": 30,
+        },
+    )
+    (request,) = service.backend.requests
+    (document,) = request.documents
+    assert document.text == "Line one.\nLine two."
+    assert document.document_id == document_id
+    assert request.messages == (
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="What first?"),
+        Message(role="assistant", content="Line one."),
+        Message(role="user", content="And then?"),
+    )
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (7, 0.5, 0.9)
+    assert (sampling.top_k, sampling.seed, sampling.stop) == (40, 3, ("\nUser:",))
+    assert request.wants_citations is False
+    assert 29 < request.deadline_s <= 30
+
+
+async def test_a_stream_gives_deltas_and_then_the_same_answer_as_without(service, sse_events):
+    document_id = await service.upload(TEXT)
+    body = {"document_ids": [document_id], "question": "Who?"}
+    plain = (await service.client.post("/v1/answers", json=body)).json()
+    response = await service.client.post("/v1/answers", json={**body, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert "content-length" not in response.headers
+    events = sse_events(response.text)
+    assert [name for name, _ in events] == ["delta", "delta", "delta", "completed"]
+    assert "".join(data["text"] for name, data in events if name == "delta") == plain["text"]
+    streamed = events[-1][1]
+    for volatile in ("id", "timings"):
+        streamed.pop(volatile), plain.pop(volatile)
+    assert streamed == plain
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ContextTooLongError("Too long.", limit=10, actual=11), 413, "context_length_exceeded"),
+        (OverloadedError("Busy.", retry_after_s=2.5), 429, "overloaded"),
+        (UnavailableError("Gone."), 503, "unavailable"),
+        (RuntimeError("secret detail"), 500, "internal"),
+    ],
+)
+async def test_an_error_before_the_first_token_has_its_own_status_streamed_or_not(
+    service, is_stream, error, status, code
+):
+    service.backend.script = [error]
+    document_id = await service.upload(TEXT)
+    response = await service.client.post(
+        "/v1/answers",
+        json={"document_ids": [document_id], "question": "Who?", "stream": is_stream},
+    )
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["code"] == code
+    assert "secret" not in response.text
+    if code == "overloaded":
+        assert response.headers["retry-after"] == "3"
+        assert response.json()["retry_after_s"] == 2.5
+    if code == "context_length_exceeded":
+        assert (response.json()["limit"], response.json()["actual"]) == (10, 11)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(EngineError("The step failed."), "engine_error"), (ValueError("secret"), "internal")],
+)
+async def test_a_stream_that_breaks_ends_with_an_error_event_and_counts_as_failed(
+    service, sse_events, error, code
+):
+    service.backend.script = ["Mr. ", "Darcy", error]
+    document_id = await service.upload(TEXT)
+    response = await service.client.post(
+        "/v1/answers",
+        json={"document_ids": [document_id], "question": "Who?", "stream": True},
+        headers={"X-Request-ID": "my-request"},
+    )
+    events = sse_events(response.text)
+    assert [name for name, _ in events] == ["delta", "delta", "error"]
+    problem = events[-1][1]
+    assert problem["code"] == code
+    assert problem["request_id"] == "my-request"
+    assert "secret" not in response.text
+    counted = service.metric(
+        "orthros_requests_total", endpoint="answers", outcome="server_error", code=code
+    )
+    assert counted == 1
+    assert service.metric("orthros_requests_total", endpoint="answers", outcome="ok") == 0
+
+
+async def test_a_generation_without_a_result_is_an_error_not_an_empty_answer(service, sse_events):
+    service.backend.omits_result = True
+    body = {"text": TEXT, "question": "Who?"}
+    response = await service.client.post("/v1/answers", json=body)
+    assert (response.status_code, response.json()["code"]) == (500, "engine_error")
+    streamed = await service.client.post("/v1/answers", json={**body, "stream": True})
+    assert sse_events(streamed.text)[-1][0] == "error"
+
+
+async def test_a_document_that_is_not_ready_is_a_409_with_progress_and_a_time_to_come_back(
+    service,
+):
+    service.backend.progress = IngestProgress(
+        status="ingesting", mode="linear", num_tokens=10_000, tokens_done=4_000, tokens_per_s=500.0
+    )
+    document_id = await service.upload(TEXT)
+    response = await service.client.post(
+        "/v1/answers", json={"document_ids": [document_id], "question": "Who?"}
+    )
+    assert response.status_code == 409
+    problem = response.json()
+    assert problem["code"] == "document_not_ready"
+    assert problem["retryable"] is True
+    assert (problem["tokens_done"], problem["tokens_total"]) == (4_000, 10_000)
+    assert response.headers["retry-after"] == "12"
+    assert service.backend.requests == []
+
+
+async def test_a_failed_document_is_a_409_with_its_reason_that_is_not_retryable(service):
+    service.backend.progress = IngestProgress(
+        status="failed",
+        mode=None,
+        num_tokens=None,
+        tokens_done=0,
+        tokens_per_s=None,
+        error_code="document_too_large",
+        error_message="The document has 9 tokens; at most 5 are taken.",
+    )
+    document_id = await service.upload(TEXT)
+    response = await service.client.post(
+        "/v1/answers", json={"document_ids": [document_id], "question": "Who?"}
+    )
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (409, "document_not_ready")
+    assert "at most 5 are taken" in problem["detail"]
+    assert problem["ingestion_code"] == "document_too_large"
+    assert problem["retryable"] is False
+    assert "retry-after" not in response.headers
+
+
+@pytest.mark.parametrize("document_id", ["doc_000000000000000000000000", "../x", "é", "a" * 5000])
+async def test_an_unknown_document_is_a_404(service, document_id):
+    response = await service.client.post(
+        "/v1/answers", json={"document_ids": [document_id], "question": "Who?"}
+    )
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+    assert len(response.text) < 1000
+
+
+async def test_citations_quote_the_stored_text_and_wrong_ones_are_dropped_and_counted(service):
+    def span(index=0, start=0, end=9, answer_start=0, answer_end=9):
+        return EvidenceSpan(
+            document_index=index,
+            start_char=start,
+            end_char=end,
+            answer_start=answer_start,
+            answer_end=answer_end,
+            score=0.5,
+        )
+
+    wrong = [
+        span(index=1),
+        span(index=-1),
+        span(end=10_000),
+        span(start=-3),
+        span(start=5, end=5),
+        span(answer_end=500),
+        span(start=3, end=4),
+    ]
+    service.backend.evidence = (span(), *wrong)
+    document_id = await service.upload(TEXT)
+    body = {"document_ids": [document_id], "question": "Who?"}
+    response = await service.client.post("/v1/answers", json=body)
+    assert response.json()["citations"] == [
+        {
+            "document_id": document_id,
+            "start_char": 0,
+            "end_char": 9,
+            "quote": "Mr. Darcy",
+            "answer_start": 0,
+            "answer_end": 9,
+            "score": 0.5,
+        }
+    ]
+    assert service.metric("orthros_citations_total", verdict="exact") == 1
+    assert service.metric("orthros_citations_total", verdict="dropped") == len(wrong)
+
+
+async def test_citations_of_one_of_several_documents_name_it(service):
+    first, second = await service.upload("First text."), await service.upload("Second text.")
+    service.backend.evidence = (
+        EvidenceSpan(
+            document_index=1, start_char=0, end_char=6, answer_start=0, answer_end=3, score=1.0
+        ),
+    )
+    response = await service.client.post(
+        "/v1/answers", json={"document_ids": [first, second], "question": "Which?"}
+    )
+    (citation,) = response.json()["citations"]
+    assert (citation["document_id"], citation["quote"]) == (second, "Second")
+
+
+async def test_inline_text_is_ingested_first_and_its_citations_have_no_document(service):
+    service.backend.evidence = (
+        EvidenceSpan(
+            document_index=0, start_char=0, end_char=3, answer_start=0, answer_end=3, score=1.0
+        ),
+    )
+    response = await service.client.post(
+        "/v1/answers", json={"text": TEXT, "question": "Who?", "prefill_mode": "full"}
+    )
+    assert response.status_code == 200
+    (document,) = service.backend.waited
+    assert (document.text, document.mode, document.document_id) == (TEXT, "full", None)
+    (citation,) = response.json()["citations"]
+    assert (citation["document_id"], citation["quote"]) == (None, "Mr.")
+    listed = (await service.client.get("/v1/documents")).json()
+    assert listed["data"] == []
+
+
+@pytest.mark.parametrize("is_inline", [True, False])
+async def test_a_linear_prefill_by_an_unconverted_model_is_told_as_a_warning(service, is_inline):
+    service.backend.progress = IngestProgress(
+        status="ready", mode="linear", num_tokens=500, tokens_done=500, tokens_per_s=9.0
+    )
+    source = {"text": TEXT} if is_inline else {"document_ids": [await service.upload(TEXT)]}
+    response = await service.client.post("/v1/answers", json={**source, "question": "Who?"})
+    (warning,) = response.json()["warnings"]
+    assert "converted: false" in warning
+
+
+async def test_a_clamped_max_tokens_is_told(service):
+    service.backend.max_tokens = 90
+    service.backend.finish_reason = "length"
+    response = await service.client.post(
+        "/v1/answers", json={"text": TEXT, "question": "Who?", "max_tokens": 500}
+    )
+    body = response.json()
+    assert body["usage"]["max_tokens"] == 90
+    assert body["finish_reason"] == "length"
+    assert "from 500 to 90" in body["warnings"][0]
+
+
+async def test_a_deadline_ends_a_hanging_generation_and_cancels_it(service):
+    service.backend.script = ["hang"]
+    started = asyncio.get_running_loop().time()
+    response = await service.client.post(
+        "/v1/answers", json={"text": TEXT, "question": "Who?", "deadline_s": 0.05}
+    )
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+    assert response.json()["phase"] == "prefill"
+    assert asyncio.get_running_loop().time() - started < 3
+    assert service.backend.num_active == 0
+
+
+async def test_more_requests_than_may_run_and_wait_get_429_at_once_and_the_rest_finish(service):
+    service.backend.script = ["hang"]
+    body = {"text": TEXT, "question": "Who?", "deadline_s": 0.3}
+    tasks = [asyncio.create_task(service.client.post("/v1/answers", json=body)) for _ in range(20)]
+    done, pending = await asyncio.wait(tasks, timeout=0.2)
+    refused = [task.result() for task in done]
+    assert len(refused) == 16
+    for response in refused:
+        assert (response.status_code, response.json()["code"]) == (429, "overloaded")
+        assert int(response.headers["retry-after"]) >= 1
+    assert (await service.client.get("/healthz")).status_code == 200
+    await asyncio.gather(*pending)
+    service.backend.script = ["ok"]
+    after = await service.client.post("/v1/answers", json=body)
+    assert after.status_code == 200
+    assert service.metric("orthros_admission_rejections_total", reason="queue_full") == 16
+    assert service.metric("orthros_requests_in_flight") == 0
+
+
+@pytest.mark.parametrize("style", ["paragraph", "bullets", "one_sentence"])
+async def test_every_summary_style_has_its_own_fixed_instruction(service, style):
+    response = await service.client.post("/v1/summaries", json={"text": TEXT, "style": style})
+    assert response.status_code == 200
+    assert response.json()["object"] == "summary"
+    (message,) = service.backend.requests[0].messages
+    words = {"paragraph": "one paragraph", "bullets": "list", "one_sentence": "one sentence"}
+    assert words[style] in message.content
+
+
+async def test_a_summary_s_focus_and_instructions_reach_the_prompt(service, sse_events):
+    response = await service.client.post(
+        "/v1/summaries",
+        json={"text": TEXT, "focus": "houses {0}", "instructions": "In French.", "stream": True},
+    )
+    assert sse_events(response.text)[-1][1]["object"] == "summary"
+    system, user = service.backend.requests[0].messages
+    assert system.content == "In French."
+    assert "houses {0}" in user.content
+
+
+async def test_generations_of_one_request_id_have_different_names(service):
+    for _ in range(2):
+        await service.client.post(
+            "/v1/answers",
+            json={"text": TEXT, "question": "Who?"},
+            headers={"X-Request-ID": "same"},
+        )
+    one, other = service.backend.requests
+    assert one.request_id != other.request_id
+
+
+async def test_finished_requests_are_measured(service):
+    service.backend.timings = Timings(prefill_s=1.0, decode_s=2.0)
+    await service.client.post("/v1/answers", json={"text": TEXT, "question": "Who?"})
+    assert service.metric("orthros_generated_tokens_total") == 3
+    assert service.metric("orthros_prompt_tokens_total") == 12
+    assert service.metric("orthros_request_phase_seconds_sum", phase="decode") == 2.0
+    assert service.metric("orthros_time_to_first_token_seconds_count", cache="miss") == 1
+    assert service.metric("orthros_inter_token_seconds_count") == 2
+    assert service.metric("orthros_request_duration_seconds_count", endpoint="answers") == 1
+    counted = service.metric(
+        "orthros_requests_total", endpoint="answers", outcome="ok", code="none"
+    )
+    assert counted == 1
+    assert service.metric("orthros_cancellations_total") == 0
+    assert service.backend.cancelled == []
