@@ -15,6 +15,8 @@ from orthros_service.errors import InvalidValueError
 
 MIB = 1024 * 1024
 PREFIX = "ORTHROS_"
+CLIENT_PREFIX = "ORTHROS_CLIENT_"
+"""Variables of the client's commands; not settings of the service."""
 
 
 class _Group(BaseModel):
@@ -119,6 +121,34 @@ class GatewaySettings(_Group):
     )
 
 
+class DeploymentSettings(_Group):
+    """How the workers are laid out on Ray."""
+
+    ray_address: str | None = Field(
+        None,
+        description="Address of a running Ray cluster; not set starts one on this machine.",
+    )
+    num_gateways: PositiveInt = Field(1, description="Gateway replicas.")
+    num_prefill_workers: PositiveInt = Field(1, description="Prefill replicas.")
+    num_decode_workers: PositiveInt = Field(1, description="Decode replicas.")
+    worker_cpus: float = Field(
+        1.0, gt=0, description="Logical Ray processors that a prefill or decode replica reserves."
+    )
+    object_store_bytes: PositiveInt | None = Field(
+        None,
+        description=(
+            "Shared memory for states on a Ray that we start; not set fits it to "
+            "state.memory_bytes and the machine."
+        ),
+    )
+    http_proxy: Literal["auto", "haproxy", "python"] = Field(
+        "auto", description="Ray Serve's HTTP proxy; 'auto' is HAProxy where its binary is there."
+    )
+    shutdown_timeout_s: float = Field(
+        60.0, gt=0, description="Seconds that running requests have to finish when a replica stops."
+    )
+
+
 class LogSettings(_Group):
     """How the service logs."""
 
@@ -145,6 +175,7 @@ class Settings(BaseSettings):
     documents: DocumentSettings = DocumentSettings()
     state: StateSettings = StateSettings()
     gateway: GatewaySettings = GatewaySettings()
+    deployment: DeploymentSettings = DeploymentSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
@@ -153,7 +184,9 @@ class Settings(BaseSettings):
         unknown = sorted(
             name
             for name in os.environ
-            if name.startswith(PREFIX) and name.split("__", 1)[0] not in groups
+            if name.startswith(PREFIX)
+            and not name.startswith(CLIENT_PREFIX)
+            and name.split("__", 1)[0] not in groups
         )
         if unknown:
             raise ValueError(
