@@ -67,7 +67,8 @@ def _part_kind(value: object) -> str | None:
 
 
 def _role(value: object) -> str | None:
-    return _member_tag("role", value)
+    tag = _member_tag("role", value)
+    return "<system>" if tag == "<developer>" else tag
 
 
 def _refuse_file_data(value: object) -> object:

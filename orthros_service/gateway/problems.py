@@ -24,6 +24,7 @@ from orthros_service.errors import (
     OrthrosError,
     UnavailableError,
 )
+from orthros_service.gateway.lingering import LingeringResponse, has_unread_body
 from orthros_service.gateway.request_state import RequestState
 from orthros_service.telemetry import current_request_id
 
@@ -176,10 +177,8 @@ def error_response(request: Request, error: OrthrosError) -> Response:
     allow = error.details.get("allow")
     if isinstance(error, MethodNotAllowedError) and isinstance(allow, str):
         headers["Allow"] = allow
-    if error.status == 413:
-        # The rest of the body is not read.
-        headers["Connection"] = "close"
-    return Response(
+    response_class = LingeringResponse if has_unread_body(request) else Response
+    return response_class(
         json.dumps(openai_json(error) if is_openai else problem_json(error)),
         status_code=openai_status(error) if is_openai else error.status,
         media_type="application/json" if is_openai else PROBLEM_JSON,

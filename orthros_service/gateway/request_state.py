@@ -15,12 +15,14 @@ class RequestState:
     Args:
         request_id: Names the request in answers and logs.
         arrived: `time.monotonic()` of its arrival.
+        is_body_read: Whether the whole body has been read.
         error_code: Code of the error that it ended in, also of one that broke a stream.
         numbers: Counts and seconds for the request's line in the log.
     """
 
     request_id: str
     arrived: float = field(default_factory=time.monotonic)
+    is_body_read: bool = False
     error_code: str | None = None
     numbers: dict[str, float | int | str] = field(default_factory=dict)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import shutil
 import socket
 import threading
 import time
@@ -177,10 +179,19 @@ def gateway_settings() -> Settings:
     )
 
 
+@pytest.fixture(scope="session")
+def empty_catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database whose tables exist: creating them costs more than most tests here."""
+    path = tmp_path_factory.mktemp("catalog") / "empty.db"
+    DocumentCatalog(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
 async def service(
-    tmp_path: Path, byte_tokenizer: Tokenizer, gateway_settings: Settings
+    tmp_path: Path, empty_catalog: Path, byte_tokenizer: Tokenizer, gateway_settings: Settings
 ) -> AsyncIterator[Service]:
+    shutil.copy(empty_catalog, tmp_path / "catalog.db")
     catalog = DocumentCatalog(f"sqlite:///{tmp_path}/catalog.db")
     texts = TextStore(str(tmp_path / "texts"))
     metrics = PrometheusMetrics()
@@ -231,8 +242,6 @@ def serve() -> Iterator[Callable[[FastAPI], str]]:
 
 
 def _sse_events(text: str) -> list[tuple[str | None, Any]]:
-    import json
-
     events: list[tuple[str | None, Any]] = []
     for block in text.split("\n\n"):
         lines = [line for line in block.split("\n") if line and not line.startswith(":")]

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from orthros_service.gateway import lingering
+
 JSON = {"Content-Type": "application/json"}
 NATIVE = {
     "/v1/answers": {"text": "Some text.", "question": "q"},
@@ -200,7 +202,10 @@ async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(service,
     assert response.headers["connection"] == "close"
 
 
-async def test_a_body_without_a_length_is_not_read_beyond_the_limit(service):
+async def test_an_endless_body_is_refused_at_the_limit_and_taken_in_only_for_a_while(
+    service, monkeypatch
+):
+    monkeypatch.setattr(lingering, "LINGER_BYTES", 300_000)
     num_sent = 0
 
     async def endless():
@@ -213,7 +218,7 @@ async def test_a_body_without_a_length_is_not_read_beyond_the_limit(service):
         "/v1/documents", content=endless(), headers={"Content-Type": "text/plain"}
     )
     assert response.status_code == 413
-    assert num_sent <= 120_000
+    assert num_sent <= 420_000
 
 
 async def test_unknown_paths_and_methods_have_the_shape_of_their_path(service):

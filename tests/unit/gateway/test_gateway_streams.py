@@ -1,0 +1,150 @@
+"""Streams on real sockets: clients that leave, and text that could break an event."""
+
+import asyncio
+import json
+import time
+
+import httpx
+import httpx_sse
+import pytest
+
+from orthros_service.types import IngestProgress
+
+ASK = {"text": "Some text.", "question": "q"}
+CHAT = {"model": "tiny-model", "messages": [{"role": "user", "content": "q"}]}
+
+
+async def until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+async def _leave_after(client, path, body, *, num_chunks):
+    """Send a request and close its connection after some chunks of the answer."""
+    if num_chunks == 0:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(path, json=body, timeout=0.3)
+        return
+    async with client.stream("POST", path, json=body) as response:
+        chunks = response.aiter_raw()
+        for _ in range(num_chunks):
+            await anext(chunks)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "num_chunks", "phase"),
+    [
+        ("/v1/answers", ASK | {"stream": True}, 1, "decode"),
+        ("/v1/answers", ASK | {"stream": True}, 0, "prefill"),
+        ("/v1/answers", ASK, 0, "prefill"),
+        ("/v1/summaries", {"text": "Some text.", "stream": True}, 1, "decode"),
+        ("/v1/chat/completions", CHAT | {"stream": True}, 1, "decode"),
+        ("/v1/chat/completions", CHAT, 0, "prefill"),
+    ],
+)
+async def test_a_client_that_leaves_ends_its_work_and_frees_its_slot(
+    service, serve, path, body, num_chunks, phase
+):
+    service.backend.script = ["Mr. ", "hang"] if num_chunks else ["hang"]
+    async with httpx.AsyncClient(base_url=serve(service.app)) as client:
+        await _leave_after(client, path, body, num_chunks=num_chunks)
+        await until(lambda: service.backend.num_active == 0)
+        (request,) = service.backend.requests
+        await until(lambda: service.backend.cancelled == [request.request_id])
+        await until(lambda: service.metric("orthros_requests_in_flight") == 0)
+        await until(
+            lambda: (
+                service.metric("orthros_requests_total", outcome="cancelled", code="cancelled") == 1
+            )
+        )
+        assert service.metric("orthros_cancellations_total", phase=phase) == 1
+        assert service.metric("orthros_cancel_release_seconds_count", phase=phase) == 1
+        service.backend.script = ["ok"]
+        assert (await client.post("/v1/answers", json=ASK)).status_code == 200
+
+
+async def test_a_client_that_leaves_the_queue_never_reaches_the_backend(service, serve):
+    service.backend.script = ["hang"]
+    async with httpx.AsyncClient(base_url=serve(service.app)) as client:
+        running = [
+            asyncio.create_task(client.post("/v1/answers", json=ASK | {"deadline_s": 1.0}))
+            for _ in range(2)
+        ]
+        await until(lambda: service.backend.num_active == 2)
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/answers", json=ASK, timeout=0.2)
+        await until(lambda: service.metric("orthros_queue_depth") == 0)
+        assert service.metric("orthros_cancellations_total", phase="queue") == 1
+        for task in running:
+            assert (await task).status_code == 504
+        assert len(service.backend.requests) == 2
+
+
+async def test_an_ingestion_survives_whoever_watches_it(service, serve):
+    service.backend.progress = IngestProgress(
+        status="ingesting", mode="linear", num_tokens=100, tokens_done=10, tokens_per_s=5.0
+    )
+    document_id = await service.upload()
+    path = f"/v1/documents/{document_id}/events"
+    async with httpx.AsyncClient(base_url=serve(service.app)) as client:
+        for _ in range(3):
+            async with client.stream("GET", path) as response:
+                event = await anext(httpx_sse.EventSource(response).aiter_sse())
+                assert event.json()["status"] == "ingesting"
+        await until(
+            lambda: service.metric("orthros_requests_total", endpoint="document_events") == 3
+        )
+        assert service.backend.forgotten == []
+        assert (await client.get(f"/v1/documents/{document_id}")).json()["status"] == "ingesting"
+
+
+@pytest.mark.parametrize("path", ["/v1/answers", "/v1/chat/completions"])
+async def test_no_character_of_an_answer_can_break_an_event(service, path):
+    text = "a\u2028b\u0085c\r\nd\x00e\x1ff\u2029g\x0bh\x0ci\n\nevent: completed\ndata: {}\n\n😀é"
+    service.backend.script = [text]
+    body = (ASK if path == "/v1/answers" else CHAT) | {"stream": True}
+    response = await service.client.post(path, json=body)
+    raw = response.content.decode("ascii")
+
+    def text_of(data):
+        if path == "/v1/answers":
+            return data["text"] if set(data) == {"text"} else ""
+        return data["choices"][0]["delta"].get("content", "") if data["choices"] else ""
+
+    def joined(lines):
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        return "".join(text_of(json.loads(one)) for one in data if one != "[DONE]")
+
+    assert joined(raw.split("\n")) == text
+    assert joined(raw.splitlines()) == text
+    parsed = [event.data for event in httpx_sse.EventSource(response).iter_sse()]
+    assert "".join(text_of(json.loads(one)) for one in parsed if one != "[DONE]") == text
+
+
+async def test_streams_are_neither_cached_nor_buffered_by_proxies(service):
+    response = await service.client.post("/v1/answers", json=ASK | {"stream": True})
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-accel-buffering"] == "no"
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+async def test_a_client_gets_its_413_while_it_still_sends_a_body_that_is_far_too_large(
+    service, serve, has_length
+):
+    block = b"x" * 100_000
+
+    async def body():
+        for _ in range(500):
+            yield block
+
+    headers = {"Content-Type": "text/plain"}
+    if has_length:
+        headers["Content-Length"] = str(500 * len(block))
+    async with httpx.AsyncClient(base_url=serve(service.app)) as client:
+        response = await client.post("/v1/documents", content=body(), headers=headers)
+        assert response.status_code == 413
+        assert response.json()["code"] == "document_too_large"
+        assert (await client.get("/healthz")).status_code == 200
+    assert service.backend.ingested == []
