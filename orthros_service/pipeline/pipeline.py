@@ -92,7 +92,11 @@ class Pipeline:
 
     async def is_ready(self) -> bool:
         """Whether at least one prefill and one decode worker answer."""
-        return all(await asyncio.gather(self._coordinator.is_ready(), self._decoder.is_ready()))
+        try:
+            return all(await asyncio.gather(self._coordinator.is_ready(), self._decoder.is_ready()))
+        except OrthrosError as error:
+            logger.info("not ready: %s", error.message)
+            return False
 
     async def cancel(self, request_id: str) -> None:
         """Stop a request, which ends with a `CancelledError`; unknown ids are ignored."""

@@ -1,5 +1,6 @@
 """Engines that spell a text one character per step, under the test's control."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
@@ -86,6 +87,23 @@ class SpellingEngine:
         return results
 
 
+class SlowTransport:
+    """Holds every hand-off until its gate opens, or fails it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.gate = asyncio.Event()
+
+    async def put(self, segment):
+        return segment
+
+    async def get_many(self, refs):
+        if self.error is not None:
+            raise self.error
+        await self.gate.wait()
+        return list(refs)
+
+
 @pytest.fixture
 def layout() -> StateLayout:
     return StateLayout(
@@ -166,3 +184,27 @@ def make_work():
         )
 
     return make
+
+
+async def _collect(worker: LocalDecodeWorker, work: DecodeWork) -> list[DecodeOutput]:
+    return [output async for output in worker.generate(work)]
+
+
+@pytest.fixture
+def collect():
+    return _collect
+
+
+@pytest.fixture
+def until():
+    async def wait(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not holds():  # noqa: ASYNC110 - there is no event for an arbitrary condition
+                await asyncio.sleep(0.001)
+
+    return wait
+
+
+@pytest.fixture
+def slow_transport() -> SlowTransport:
+    return SlowTransport()

@@ -14,7 +14,13 @@ from orthros_service.ingest import Ingestor, prefiller
 from orthros_service.settings import PrefillSettings, StateSettings
 from orthros_service.state.store import StateStore
 from orthros_service.state.transport import LocalTransport
-from orthros_service.state.types import PrefillMode, Segment, StateLayout, TokenizedDocument
+from orthros_service.state.types import (
+    PrefillMode,
+    Segment,
+    StateHandle,
+    StateLayout,
+    TokenizedDocument,
+)
 from orthros_service.types import DocumentText, IngestProgress, PrefillModeChoice
 
 HEADER = [1, 2]
@@ -174,6 +180,23 @@ class World:
     ) -> DocumentText:
         key = hashlib.sha256(f"{mode}:{text}".encode()).hexdigest()
         return DocumentText(content_key=key, text=text, mode=mode, document_id=document_id)
+
+    @staticmethod
+    async def settle() -> None:
+        """Let everything that can happen by itself happen."""
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+
+    def check(self, handle: StateHandle, text: str, mode: PrefillMode) -> None:
+        """Compare a state with the reference."""
+        assert handle.layout == replace(self.layout, mode=mode)
+        assert handle.num_tokens == len(text) + len(HEADER)
+        keys = [segment.kv for segment in handle.segments]
+        assert handle.num_bytes == sum(kv.nbytes for kv in keys)
+        expected = self.reference(text, mode)
+        assert len(expected) == len(keys)
+        for left, right in zip(keys, expected, strict=True):
+            assert np.array_equal(left, right)
 
     def reference(self, text: str, mode: PrefillMode) -> list[np.ndarray]:
         """The keys of every segment, computed in one go."""

@@ -1,11 +1,24 @@
 """Small states with known contents."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from orthros_service.state.types import STORAGE_DTYPES, KVDtype, Segment, StateLayout
+from orthros_service.settings import StateSettings
+from orthros_service.state.store import StateStore
+from orthros_service.state.transport import LocalTransport
+from orthros_service.state.types import (
+    STORAGE_DTYPES,
+    AttentionState,
+    KVDtype,
+    Segment,
+    StateHandle,
+    StateLayout,
+)
+
+KEY = "ab" * 32
 
 MakeSegments = Callable[..., list[Segment]]
 
@@ -50,3 +63,48 @@ def make_segments(layout: StateLayout) -> MakeSegments:
         return segments
 
     return make
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    def make(*, memory_bytes=1 << 20, uri=None, header_ids=()) -> StateStore:
+        settings = StateSettings(uri=uri or str(tmp_path / "states"), memory_bytes=memory_bytes)
+        return StateStore(settings=settings, transport=LocalTransport(), header_ids=header_ids)
+
+    return make
+
+
+@pytest.fixture
+def make_handle(layout, make_segments):
+    def make(num_tokens=10, *, key=KEY, seed=0) -> StateHandle:
+        state = AttentionState(layout=layout, segments=make_segments(num_tokens, seed=seed))
+        return StateHandle(
+            content_key=key,
+            layout=layout,
+            segments=tuple(state.segments),
+            num_tokens=state.num_tokens,
+            num_bytes=state.num_bytes,
+        )
+
+    return make
+
+
+@pytest.fixture
+def assert_same() -> Callable[[StateHandle, StateHandle], None]:
+    def check(left: StateHandle, right: StateHandle) -> None:
+        assert left.content_key == right.content_key
+        assert left.layout == right.layout
+        assert (left.num_tokens, left.num_bytes) == (right.num_tokens, right.num_bytes)
+        assert len(left.segments) == len(right.segments)
+        for one, other in zip(left.segments, right.segments, strict=True):
+            assert one.start == other.start
+            for name in ("token_ids", "char_starts", "char_ends", "kv"):
+                assert np.array_equal(getattr(one, name), getattr(other, name))
+
+    return check
+
+
+@pytest.fixture
+def files(tmp_path) -> Callable[[str], list[Path]]:
+    """Lists what the store has on disk, by pattern."""
+    return lambda pattern: sorted((tmp_path / "states").rglob(pattern))
