@@ -54,15 +54,16 @@ async def test_a_slow_reader_holds_up_neither_the_batch_nor_memory(
     engine, make_worker, make_work, collect, until
 ):
     worker = make_worker()
-    slow = worker.generate(make_work("slow", max_tokens=3000))
-    await anext(slow)
+    slow = worker.generate(make_work("slow", max_tokens=500))
+    first = await anext(slow)
     outputs = await collect(worker, make_work("fast", max_tokens=5))
     assert outputs[-1].text == "abcde"
     await until(lambda: not engine.has_work)
 
     rest = [output async for output in slow]
-    assert len(rest) == 2
-    assert rest[0].num_tokens + 1 >= 2999
+    # One merged delta, perhaps one more that was still on its way, and the end.
+    assert len(rest) <= 3
+    assert first.text + "".join(delta.text for delta in rest[:-1]) == rest[-1].text
 
 
 async def test_timings_of_the_engine_are_kept(make_worker, make_work, collect):
