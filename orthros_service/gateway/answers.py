@@ -4,7 +4,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Body, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from orthros_client.types import Answer, AnswerRequest, SummaryRequest
@@ -30,6 +30,53 @@ from orthros_service.types import (
 router = APIRouter(tags=["answers"], route_class=JsonRoute)
 Context = Annotated[GatewayContext, Depends(get_context)]
 Kind = Literal["answer", "summary"]
+
+AnswerBody = Annotated[
+    AnswerRequest,
+    Body(
+        openapi_examples={
+            "documents": {
+                "summary": "Ask an ingested document, with a stream",
+                "value": {
+                    "document_ids": ["doc_0123456789abcdef01234567"],
+                    "question": "Who owns Pemberley?",
+                    "stream": True,
+                },
+            },
+            "text": {
+                "summary": "Ask a text that is sent along",
+                "value": {"text": "Mr. Darcy owns Pemberley.", "question": "Who owns it?"},
+            },
+            "follow-up": {
+                "summary": "Ask again, with the earlier turns",
+                "value": {
+                    "document_ids": ["doc_0123456789abcdef01234567"],
+                    "history": [
+                        {"role": "user", "content": "Who owns Pemberley?"},
+                        {"role": "assistant", "content": "Mr. Darcy."},
+                    ],
+                    "question": "And where is it?",
+                    "max_tokens": 64,
+                },
+            },
+        }
+    ),
+]
+SummaryBody = Annotated[
+    SummaryRequest,
+    Body(
+        openapi_examples={
+            "bullets": {
+                "summary": "The main points about one matter",
+                "value": {
+                    "document_ids": ["doc_0123456789abcdef01234567"],
+                    "style": "bullets",
+                    "focus": "the houses and who lives in them",
+                },
+            }
+        }
+    ),
+]
 
 _STREAM_EXAMPLE = (
     'event: delta\ndata: {"text":"Mr. "}\n\n'
@@ -58,7 +105,7 @@ _RESPONSES: Responses = {
     response_model=Answer,
     responses=_RESPONSES,
 )
-async def create_answer(body: AnswerRequest, context: Context, request: Request) -> Response:
+async def create_answer(body: AnswerBody, context: Context, request: Request) -> Response:
     """Answer a question over ingested documents, or over a text that is sent along."""
     messages = conversation(body.question, instructions=body.instructions, history=body.history)
     return await _respond(context, request, body, messages, kind="answer")
@@ -71,7 +118,7 @@ async def create_answer(body: AnswerRequest, context: Context, request: Request)
     response_model=Answer,
     responses=_RESPONSES,
 )
-async def create_summary(body: SummaryRequest, context: Context, request: Request) -> Response:
+async def create_summary(body: SummaryBody, context: Context, request: Request) -> Response:
     """Summarize ingested documents, or a text that is sent along, in the wanted style."""
     question = summary_instruction(body.style, body.focus)
     messages = conversation(question, instructions=body.instructions)

@@ -10,7 +10,7 @@ from orthros_service.admission import Admission
 from orthros_service.documents import DocumentCatalog, TextStore
 from orthros_service.gateway import answers, document_events, documents, health, models, openai
 from orthros_service.gateway.context import GatewayContext, ServedModel
-from orthros_service.gateway.openapi import DESCRIPTION, install_openapi
+from orthros_service.gateway.openapi import DESCRIPTION, install_openapi, operation_id
 from orthros_service.gateway.problems import install_error_handlers
 from orthros_service.gateway.request_scope import RequestScope
 from orthros_service.settings import Settings
@@ -70,6 +70,7 @@ def build_routes() -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=operation_id,
     )
     for room in (documents, document_events, answers, openai, models, health):
         app.include_router(room.router)

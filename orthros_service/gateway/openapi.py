@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from orthros_client.types import Problem
@@ -114,6 +115,21 @@ def json_body(model_name: str) -> dict[str, Any]:
     return {"schema": {"$ref": f"#/components/schemas/{model_name}"}}
 
 
+def operation_id(route: APIRoute) -> str:
+    """Name an operation after its function, as generated clients will call it."""
+    return route.endpoint.__name__
+
+
+def _remove_fastapi_errors(document: dict[str, Any]) -> None:
+    # FastAPI adds its own 422 to every operation with parameters, in a shape that is never sent.
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+
+
 def install_openapi(app: FastAPI, *extra_models: type[BaseModel]) -> None:
     """Make the app's OpenAPI document hold the shared error schemas and models read by hand.
 
@@ -131,7 +147,8 @@ def install_openapi(app: FastAPI, *extra_models: type[BaseModel]) -> None:
                 tags=TAGS,
                 routes=app.routes,
             )
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            _remove_fastapi_errors(document)
+            schemas = document["components"]["schemas"]
             models: list[type[BaseModel]] = [Problem, *extra_models]
             for model in models:
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
