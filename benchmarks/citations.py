@@ -201,8 +201,7 @@ def best_by_words(item: Measured) -> tuple[int, int]:
 
 def rate(hits: list[bool]) -> dict[str, float | int]:
     """A share with its 95 % Wilson interval."""
-    n, z = len(hits), 1.96
-    share = sum(hits) / n
+    n, z, share = len(hits), 1.96, sum(hits) / len(hits)
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return {

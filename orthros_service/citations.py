@@ -242,7 +242,7 @@ def _stand_out(
         np.add.at(scores, sentences, mass[above] - background)
         total += float(scores.sum())
         passages += (
-            _Passage(document, index, int(spans[index, 0]), int(spans[index, 1]), scores[index])
+            _Passage(document, index, *spans[index].tolist(), float(scores[index]))
             for index in np.argsort(-scores[:-1], kind="stable")[:_NUM_CANDIDATES].tolist()
             if scores[index] > 0
         )

@@ -162,6 +162,8 @@ def test_spans_are_ordered_disjoint_trimmed_and_repeatable(
         assert quote == quote.strip() != ""
         assert check_quote(text, span.start_char, span.end_char, quote)
         assert 0 < span.score <= 1
+        assert type(span.score) is float
+        assert type(span.start_char) is int
         covered = {(span.document_index, i) for i in range(span.start_char, span.end_char)}
         assert not covered & seen
         seen |= covered
