@@ -242,9 +242,9 @@ def _stand_out(
         np.add.at(scores, sentences, mass[above] - background)
         total += float(scores.sum())
         passages += (
-            _Passage(document, index, *spans[index].tolist(), float(scores[index]))
+            _Passage(document, index, int(spans[index, 0]), int(spans[index, 1]), score)
             for index in np.argsort(-scores[:-1], kind="stable")[:_NUM_CANDIDATES].tolist()
-            if scores[index] > 0
+            if (score := float(scores[index])) > 0
         )
     return heapq.nsmallest(_NUM_CANDIDATES, passages, key=_by_score), total
 
