@@ -148,10 +148,8 @@ def _attend_document(
     scale = q.shape[-1] ** -0.5
     own = (out, lse) if rows is None else (out[:, rows], lse[:, rows])
     partials = [(own[0].reshape(grouped.shape), own[1].reshape(grouped.shape[:2]))]
-    partials += [
-        partial_attention(grouped, segment[layer, 0], segment[layer, 1], scale=scale)
-        for segment in document.segments
-    ]
+    for segment in document.segments:
+        partials += partial_attention(grouped, segment[layer, 0], segment[layer, 1], scale=scale)
     merged_out, merged_lse = merge_partials(partials)
     merged_out, merged_lse = merged_out.reshape(q.shape), merged_lse.reshape(q.shape[:2])
     if rows is None:

@@ -1,13 +1,16 @@
 """Partial softmax on the CPU through torch's fused attention, which returns the log-sum-exp."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from orthros_kernels.partial_attention.reference import Partial, merge_pair
+from orthros_kernels.partial_attention.reference import Partial
 
 # Fewer keys than this are not worth a split over threads.
 _SPLIT_MIN_KEYS = 256
 _SPLIT_MAX_ROWS = 64
+_MERGE_AT_ONCE = 8
 
 
 def flash_partial(
@@ -34,11 +37,10 @@ def flash_partial(
     return (out, lse) if has_batch else (out[0], lse[0])
 
 
-def partial_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
-    """Attend [G, R, D] rows to every one of [G, N, D] keys.
+def partial_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> list[Partial]:
+    """Attend [G, R, D] rows to every one of [G, N, D] keys; the partials are not merged yet.
 
-    Few rows would leave threads idle, so the keys are split in as many pieces as there are threads
-    and merged.
+    Few rows would leave threads idle, so the keys are split in as many pieces as there are threads.
     """
     num_pieces = torch.get_num_threads()
     num_kv_heads, num_keys, _ = k.shape
@@ -49,17 +51,29 @@ def partial_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> P
         or num_keys % num_pieces
         or num_kv_heads % num_pieces == 0
     ):
-        return flash_partial(q, k, v, scale=scale)
+        return [flash_partial(q, k, v, scale=scale)]
     outs, lses = flash_partial(
         q.expand(num_pieces, -1, -1, -1),
         _split_keys(k, num_pieces),
         _split_keys(v, num_pieces),
         scale=scale,
     )
-    merged: Partial = (outs[0], lses[0])
-    for index in range(1, num_pieces):
-        merged = merge_pair(merged, (outs[index], lses[index]))
-    return merged
+    return list(zip(outs.unbind(), lses.unbind(), strict=True))
+
+
+def merge_partials_cpu(partials: Sequence[Partial]) -> Partial:
+    """One softmax over all runs, a few at a time: operations count when there are few rows."""
+    merged = list(partials)
+    while len(merged) > 1:
+        group, rest = merged[:_MERGE_AT_ONCE], merged[_MERGE_AT_ONCE:]
+        outs = torch.stack([out for out, _ in group])
+        lses = torch.stack([lse for _, lse in group])
+        highest = lses.amax(0)
+        weights = (lses - highest).exp_()
+        total = weights.sum(0)
+        out = (outs * weights[..., None]).sum(0).div_(total[..., None])
+        merged = [(out, highest + total.log_()), *((o.float(), lse) for o, lse in rest)]
+    return merged[0]
 
 
 def _split_keys(x: Tensor, num_pieces: int) -> Tensor:

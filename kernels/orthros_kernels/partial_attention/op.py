@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from orthros_kernels.errors import check
-from orthros_kernels.partial_attention.cpu import causal_attention_cpu, partial_attention_cpu
-from orthros_kernels.partial_attention.reference import Partial, merge_partials_reference
+from orthros_kernels.partial_attention.cpu import (
+    causal_attention_cpu,
+    merge_partials_cpu,
+    partial_attention_cpu,
+)
+from orthros_kernels.partial_attention.reference import Partial
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -19,7 +23,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     )
 
 
-def partial_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
+def partial_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> list[Partial]:
     """Attend rows of queries to every key of one run, without a mask.
 
     Args:
@@ -30,7 +34,9 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Parti
         scale: Softmax scale, usually D ** -0.5.
 
     Returns:
-        Output [G, R, D] and fp32 log-sum-exp of the scores [G, R].
+        One or several partials, each an output [G, R, D] and the fp32 log-sum-exp of its scores
+        [G, R]: the keys may be split over workers. `merge_partials` makes one softmax of them,
+        together with those of other runs.
 
     Raises:
         KernelError: Shapes or dtypes do not fit.
@@ -73,4 +79,4 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
     Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
     """
     check(len(partials) > 0, "partials must hold at least one run")
-    return merge_partials_reference(partials)
+    return merge_partials_cpu(partials)
