@@ -177,7 +177,7 @@ class DecodeEngine:
     def _trace(
         self, complete: list[DecodeSequence], last_rows: list[int], evidence: EvidenceRecord | None
     ) -> None:
-        """Keep the queries that predict an answer token, for sequences that want evidence."""
+        """Keep the queries of answer tokens, for sequences that want evidence."""
         if evidence is None:
             return
         for sequence, row in zip(complete, last_rows, strict=True):
@@ -225,9 +225,11 @@ class DecodeEngine:
         assert sequence.finish_reason is not None
         assert sequence.first_token_at is not None
         ended_at = time.perf_counter()
-        # The last query may predict the end of the answer; it says nothing about the answer's
-        # source.
-        traces = sequence.traces[: max(1, sequence.num_generated)]
+        # The first query is that of the prompt's last token: not part of the answer, and measured
+        # to cite less well, but an answer of one token may have no other.
+        traces = sequence.traces[1:] or sequence.traces
+        if sequence.num_generated == 0:
+            traces = []
         return DecodeFinished(
             text=sequence.text,
             finish_reason=sequence.finish_reason,

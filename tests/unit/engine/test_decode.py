@@ -293,7 +293,7 @@ def _plain_mass(bench, state, rest: list[int], tail: int) -> np.ndarray:
     q, k = rotate(q, *cos_sin), rotate(k, *cos_sin).repeat_interleave(3, 0)
     scores = q @ k.transpose(1, 2) * config.head_dim**-0.5
     scores = scores.masked_fill(torch.ones(len(ids), len(ids)).triu(1).bool(), -torch.inf)
-    rows = torch.softmax(scores, -1)[:, 150 + tail - 1 :, :150]
+    rows = torch.softmax(scores, -1)[:, 150 + tail :, :150]
     return rows.mean((0, 1)).numpy()
 
 

@@ -68,7 +68,7 @@ def test_without_orthros_json_a_model_is_unconverted_and_full_up_to_its_context(
     assert orthros.trained_context_tokens == orthros.full_prefill_max_tokens == 8192
     assert orthros.max_context_tokens == 2**21
     assert orthros.decode_temperature is None
-    assert orthros.evidence_layers == (14, 15, 16)
+    assert orthros.evidence_layers == (18, 19, 20)
 
 
 @pytest.mark.parametrize(
