@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Request, Response
@@ -23,8 +24,8 @@ from orthros_service.gateway.sse import EventStream, encode_event
 from orthros_service.types import (
     GenerationFinished,
     Message,
+    ModelInfo,
     SamplingParameters,
-    TokenDelta,
 )
 
 router = APIRouter(tags=["answers"], route_class=JsonRoute)
@@ -125,6 +126,38 @@ async def create_summary(body: SummaryBody, context: Context, request: Request) 
     return await _respond(context, request, body, messages, kind="summary")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    """What is needed to write the answer once the generation has finished.
+
+    The model is asked for before the generation, so that a finished answer cannot be lost to it.
+    """
+
+    context: GatewayContext
+    state: RequestState
+    generation: Generation
+    model: ModelInfo
+    kind: Kind
+
+    def answer(self, finished: GenerationFinished) -> dict[str, Any]:
+        answer = build_answer(
+            self.generation,
+            finished,
+            kind=self.kind,
+            model=self.model,
+            total_s=self.state.age_s,
+            metrics=self.context.metrics,
+        )
+        return answer.model_dump()
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        async for event in self.generation.events():
+            if isinstance(event, GenerationFinished):
+                yield encode_event(self.answer(event), name="completed")
+            elif event.text:
+                yield encode_event({"text": event.text}, name="delta")
+
+
 async def _respond(
     context: GatewayContext,
     request: Request,
@@ -134,15 +167,14 @@ async def _respond(
     kind: Kind,
 ) -> Response:
     state = RequestState.of(request.scope)
-    job = await _job(context, body, messages, kind=kind)
-    generation = Generation(context, state, job)
+    model = await context.model.info()
+    generation = Generation(context, state, await _job(context, body, messages, kind=kind))
+    reply = _Reply(context=context, state=state, generation=generation, model=model, kind=kind)
     if body.stream:
         # An error before the first token is answered with its own status.
         await until_disconnect(request, generation.start())
-        events = _encode(context, state, generation, kind=kind)
-        return EventStream(events, encode_error=_encode_error, on_close=generation.close)
-    finished = await until_disconnect(request, generation.finish())
-    return JSONResponse(await _answer(context, state, generation, finished, kind=kind))
+        return EventStream(reply.events(), encode_error=_encode_error, on_close=generation.close)
+    return JSONResponse(reply.answer(await until_disconnect(request, generation.finish())))
 
 
 async def _job(
@@ -172,41 +204,6 @@ async def _job(
         wants_citations=body.citations,
         deadline_s=body.deadline_s or context.settings.gateway.default_deadline_s,
     )
-
-
-async def _encode(
-    context: GatewayContext,
-    state: RequestState,
-    generation: Generation,
-    *,
-    kind: Kind,
-) -> AsyncGenerator[bytes, None]:
-    async for event in generation.events():
-        if isinstance(event, TokenDelta):
-            if event.text:
-                yield encode_event({"text": event.text}, name="delta")
-        else:
-            answer = await _answer(context, state, generation, event, kind=kind)
-            yield encode_event(answer, name="completed")
-
-
-async def _answer(
-    context: GatewayContext,
-    state: RequestState,
-    generation: Generation,
-    finished: GenerationFinished,
-    *,
-    kind: Kind,
-) -> dict[str, Any]:
-    answer = build_answer(
-        generation,
-        finished,
-        kind=kind,
-        model=await context.model.info(),
-        total_s=state.age_s,
-        metrics=context.metrics,
-    )
-    return answer.model_dump()
 
 
 def _encode_error(error: OrthrosError) -> bytes:

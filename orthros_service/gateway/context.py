@@ -9,6 +9,7 @@ from fastapi import Request
 
 from orthros_service.admission import Admission
 from orthros_service.documents import DocumentCatalog, TextStore
+from orthros_service.gateway.waits import within_timeout
 from orthros_service.settings import Settings
 from orthros_service.telemetry import MetricsSink
 from orthros_service.tokenization import Tokenizer
@@ -26,10 +27,15 @@ class ServedModel:
         self._asked = 0.0
 
     async def info(self) -> ModelInfo:
-        """Return the served model; at most some seconds old."""
+        """Return the served model; at most some seconds old.
+
+        Raises:
+            UnavailableError: No worker answers.
+        """
         now = time.monotonic()
         if self._info is None or now - self._asked > _MODEL_INFO_MAX_AGE_S:
-            self._info = await self._backend.model_info()
+            call = self._backend.model_info()
+            self._info = await within_timeout(call, what="describe the model")
             self._asked = now
         return self._info
 

@@ -19,11 +19,13 @@ from orthros_client.types import (
     ProblemSummary,
 )
 from orthros_service.documents import DocumentRow
+from orthros_service.errors import OrthrosError
 from orthros_service.gateway.bodies import JSON_TYPE
 from orthros_service.gateway.context import GatewayContext, get_context
 from orthros_service.gateway.openapi import json_body, problems
 from orthros_service.gateway.sources import find_document, inline_sources
 from orthros_service.gateway.uploads import FORM_TYPE, TEXT_TYPE, read_upload
+from orthros_service.gateway.waits import within_timeout
 from orthros_service.types import DocumentText
 
 logger = logging.getLogger(__name__)
@@ -118,10 +120,10 @@ async def _store(
     async with context.content_lock:
         await asyncio.to_thread(put)
     try:
-        await context.backend.ingest(text)
+        await within_timeout(context.backend.ingest(text), what="take the document")
     except BaseException:
         # Nobody has learned the id; a document that is never ingested would stay queued for ever.
-        await asyncio.shield(_remove(context, document_id))
+        await asyncio.shield(_undo(context, document_id))
         raise
 
 
@@ -180,18 +182,38 @@ async def delete_document(document_id: str, context: Context) -> DocumentDeleted
 
 
 async def _remove(context: GatewayContext, document_id: str) -> None:
-    def delete_row() -> str | None:
-        find_document(context, document_id)
-        row = context.catalog.delete(document_id)
-        if context.catalog.count_content(row.content_key):
-            return None
-        context.texts.delete(row.content_key)
-        return row.content_key
+    """Delete a document, the state before the row: a caller whom that fails can ask again."""
+
+    def look() -> str | None:
+        key = find_document(context, document_id).content_key
+        return key if context.catalog.count_content(key) == 1 else None
 
     async with context.content_lock:
-        orphan = await asyncio.to_thread(delete_row)
+        orphan = await asyncio.to_thread(look)
         if orphan is not None:
-            await context.backend.forget(orphan)
+            await within_timeout(context.backend.forget(orphan), what="drop the state")
+        await asyncio.to_thread(_delete_row, context, document_id)
+
+
+async def _undo(context: GatewayContext, document_id: str) -> None:
+    """Delete a document that the workers refused, whatever they say to that."""
+    async with context.content_lock:
+        orphan = await asyncio.to_thread(_delete_row, context, document_id)
+        if orphan is None:
+            return
+        try:
+            await within_timeout(context.backend.forget(orphan), what="drop the state")
+        except OrthrosError:
+            logger.warning("the state of a refused document may be left behind", exc_info=True)
+
+
+def _delete_row(context: GatewayContext, document_id: str) -> str | None:
+    """Delete a row, and the text if it was the last with it; then return the content's key."""
+    key = context.catalog.delete(document_id).content_key
+    if context.catalog.count_content(key):
+        return None
+    context.texts.delete(key)
+    return key
 
 
 def document_of(row: DocumentRow) -> Document:

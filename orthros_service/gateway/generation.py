@@ -76,13 +76,17 @@ class Generation:
         self._context = context
         self._metrics = context.metrics
         self._state = state
+        state.phase = "queue"
         self._deadline = state.arrived + job.deadline_s
         self._first_token_s: float | None = None
         self._last_token = 0.0
-        self._phase = "queue"
         self._is_finished = False
         self._first: GenerationEvent | None = None
         self._run_events = self._run()
+
+    @property
+    def _phase(self) -> str:
+        return self._state.phase or "queue"
 
     async def start(self) -> None:
         """Wait for the first event; cancelling the wait stops the work.
@@ -124,7 +128,7 @@ class Generation:
     async def _run(self) -> AsyncGenerator[GenerationEvent, None]:
         try:
             async with self._context.admission.slot(timeout_s=self._remaining_s()) as self.queue_s:
-                self._phase = "prefill"
+                self._state.phase = "prefill"
                 await self._ingest_inline_document()
                 async with aclosing(self._backend_events()) as events:
                     async for event in events:
@@ -239,7 +243,7 @@ class Generation:
                 gap_s = (now - self._last_token) / event.num_tokens
                 self._metrics.observe("orthros_inter_token_seconds", gap_s)
             self._last_token = now
-            self._phase = "decode"
+            self._state.phase = "decode"
 
     def _measure_finished(self, event: GenerationFinished) -> None:
         self._is_finished = True

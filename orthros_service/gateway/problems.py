@@ -214,7 +214,8 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_orthros(request: Request, error: Exception) -> Response:
         assert isinstance(error, OrthrosError)
         if error.status >= 500:
-            logger.error("request failed: %s", error.code, exc_info=error)
+            extra = {"phase": error.phase} if error.phase else {}
+            logger.error("request failed: %s", error.code, exc_info=error, extra=extra)
         return error_response(request, error)
 
     async def on_validation(request: Request, error: Exception) -> Response:

@@ -85,6 +85,8 @@ class RequestScope:
         }
         if state.error_code:
             extra["code"] = state.error_code
+        if state.phase:
+            extra["phase"] = state.phase
         logger.info("request finished", extra=extra)
 
 

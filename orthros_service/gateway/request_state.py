@@ -17,6 +17,7 @@ class RequestState:
         arrived: `time.monotonic()` of its arrival.
         is_body_read: Whether the whole body has been read.
         error_code: Code of the error that it ended in, also of one that broke a stream.
+        phase: How far a generation has come; None for other requests.
         numbers: Counts and seconds for the request's line in the log.
     """
 
@@ -24,6 +25,7 @@ class RequestState:
     arrived: float = field(default_factory=time.monotonic)
     is_body_read: bool = False
     error_code: str | None = None
+    phase: str | None = None
     numbers: dict[str, float | int | str] = field(default_factory=dict)
 
     @property

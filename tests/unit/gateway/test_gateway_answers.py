@@ -159,18 +159,6 @@ async def test_a_generation_without_a_result_is_an_error_not_an_empty_answer(ser
     assert sse_events(streamed.text)[-1][0] == "error"
 
 
-async def test_a_clamped_max_tokens_is_told(service):
-    service.backend.max_tokens = 90
-    service.backend.finish_reason = "length"
-    response = await service.client.post(
-        "/v1/answers", json={"text": TEXT, "question": "Who?", "max_tokens": 500}
-    )
-    body = response.json()
-    assert body["usage"]["max_tokens"] == 90
-    assert body["finish_reason"] == "length"
-    assert "from 500 to 90" in body["warnings"][0]
-
-
 async def test_a_deadline_ends_a_hanging_generation_and_cancels_it(service):
     service.backend.script = ["hang"]
     started = asyncio.get_running_loop().time()
@@ -249,3 +237,53 @@ async def test_finished_requests_are_measured(service):
     assert counted == 1
     assert service.metric("orthros_cancellations_total") == 0
     assert service.backend.cancelled == []
+
+
+async def test_a_finished_answer_is_not_lost_when_the_workers_go_down_meanwhile(
+    service, monkeypatch
+):
+    monkeypatch.setattr("orthros_service.gateway.context._MODEL_INFO_MAX_AGE_S", 0.0)
+    generate = service.backend.generate
+
+    async def generate_and_go_down(request):
+        async for event in generate(request):
+            yield event
+
+            async def fail():
+                raise UnavailableError("Gone.")
+
+            service.backend.model_info = fail
+
+    service.backend.generate = generate_and_go_down
+    response = await service.client.post("/v1/answers", json={"text": TEXT, "question": "Who?"})
+    assert (response.status_code, response.json()["text"]) == (200, "Mr. Darcy.")
+
+
+async def test_the_line_of_a_finished_request_names_it_its_phase_and_its_numbers(service, caplog):
+    caplog.set_level("INFO")
+    await service.client.post(
+        "/v1/answers",
+        json={"text": TEXT, "question": "Who?"},
+        headers={"X-Request-ID": "my-request"},
+    )
+    (record,) = [one for one in caplog.records if one.getMessage() == "request finished"]
+    line = vars(record)
+    assert (line["endpoint"], line["status"], line["outcome"]) == ("answers", 200, "ok")
+    assert (line["phase"], line["completion_tokens"]) == ("decode", 3)
+    assert line["duration_s"] > 0
+
+
+async def test_workers_that_never_answer_are_a_503_not_an_endless_wait(service, monkeypatch):
+    monkeypatch.setattr("orthros_service.gateway.waits.CALL_TIMEOUT_S", 0.05)
+
+    async def hang(*_args):
+        await asyncio.Event().wait()
+
+    service.backend.ingest = hang
+    upload = await service.client.post(
+        "/v1/documents", content=b"text", headers={"Content-Type": "text/plain"}
+    )
+    assert (upload.status_code, upload.json()["code"]) == (503, "unavailable")
+    service.backend.model_info = hang
+    response = await service.client.get("/v1/models")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable")

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from orthros_service.errors import OverloadedError
+from orthros_service.errors import OverloadedError, UnavailableError
 from orthros_service.gateway import document_events
 from orthros_service.types import IngestProgress
 
@@ -186,6 +186,29 @@ async def test_deleting_forgets_text_and_state_only_with_the_last_document_of_a_
     assert service.backend.forgotten == [key]
     assert (await service.client.get(f"/v1/documents/{second}")).status_code == 404
     assert (await service.client.delete(f"/v1/documents/{second}")).status_code == 404
+
+
+async def test_a_deletion_that_the_workers_fail_can_be_asked_again(service):
+    document_id = await service.upload(TEXT)
+    forget = service.backend.forget
+
+    async def fail(content_key):
+        raise UnavailableError("Gone.")
+
+    service.backend.forget = fail
+    assert (await service.client.delete(f"/v1/documents/{document_id}")).status_code == 503
+    service.backend.forget = forget
+    assert (await service.client.delete(f"/v1/documents/{document_id}")).status_code == 200
+
+
+async def test_a_refused_ingestion_leaves_no_document_even_if_the_workers_are_gone(service):
+    async def fail(*_args):
+        raise UnavailableError("Gone.")
+
+    service.backend.ingest = service.backend.forget = fail
+    response = await service.client.post("/v1/documents", content=TEXT.encode(), headers=PLAIN)
+    assert (response.status_code, response.json()["detail"]) == (503, "Gone.")
+    assert (await service.client.get("/v1/documents")).json()["data"] == []
 
 
 async def test_uploads_and_deletions_of_one_content_at_the_same_time_never_lose_its_text(service):

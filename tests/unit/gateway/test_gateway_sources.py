@@ -137,3 +137,15 @@ async def test_a_linear_prefill_by_an_unconverted_model_is_told_as_a_warning(ser
     response = await service.client.post("/v1/answers", json={**source, "question": "Who?"})
     (warning,) = response.json()["warnings"]
     assert "converted: false" in warning
+
+
+async def test_a_clamped_max_tokens_is_told(service):
+    service.backend.max_tokens = 90
+    service.backend.finish_reason = "length"
+    response = await service.client.post(
+        "/v1/answers", json={"text": TEXT, "question": "Who?", "max_tokens": 500}
+    )
+    body = response.json()
+    assert body["usage"]["max_tokens"] == 90
+    assert body["finish_reason"] == "length"
+    assert "from 500 to 90" in body["warnings"][0]
