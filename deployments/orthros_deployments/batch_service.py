@@ -1,0 +1,99 @@
+"""The service that a batch job works through: the one that runs, or one for the time of the job.
+
+Ray is imported inside the functions: `environment.prepare_variables` must come first.
+"""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from orthros_deployments import environment
+from orthros_deployments.app import APP_NAME, start_service, stop_service
+from orthros_service.errors import UnavailableError
+from orthros_service.settings import Settings
+
+
+@contextmanager
+def running_service(
+    settings: Settings, *, can_start: bool, tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Connect this process to a service for the time of the block.
+
+    A service that runs on the Ray cluster of the settings, or else on this machine's, is used and
+    left running. Without one, a service is started and stopped again at the end.
+
+    Args:
+        settings: All settings.
+        can_start: Whether to start a service when none runs.
+        tell: Told which service it is.
+
+    Raises:
+        UnavailableError: None runs and none may be started, or it did not come up.
+        ModelError: The model of a service to start is missing.
+    """
+    environment.prepare_variables(settings)
+    if _joined(settings):
+        import ray
+
+        tell(f"using the service that runs on Ray at {ray.get_runtime_context().gcs_address}")
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    if not can_start:
+        raise UnavailableError(
+            "No service runs here. Start one with `orthros serve`, or leave out "
+            "--no-start-service to have one for the time of the job."
+        )
+    tell("no service runs here; starting one for the time of the job")
+    running = start_service(_for_one_job(settings))
+    try:
+        yield
+    finally:
+        stop_service(running)
+
+
+def _joined(settings: Settings) -> bool:
+    """Connect to the cluster whose service is to be used; False leaves nothing connected to it."""
+    import ray
+    from ray import serve
+
+    address = settings.deployment.ray_address
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        if address is None:
+            return False
+        raise UnavailableError(
+            f"There is no Ray cluster at {address!r}; check ORTHROS_DEPLOYMENT__RAY_ADDRESS."
+        ) from error
+    application = serve.status().applications.get(APP_NAME)
+    if application is None:
+        # A service to start goes to the cluster that the settings name, else to one of its own.
+        if address is None:
+            ray.shutdown()
+        return False
+    if application.status != "RUNNING":
+        status = application.status
+        ray.shutdown()
+        raise UnavailableError(f"The service here is {status}, not RUNNING; try again later.")
+    return True
+
+
+def _for_one_job(settings: Settings) -> Settings:
+    # Nobody calls this service over HTTP, so it takes a port that is in nobody's way, and what it
+    # does is told by the job's own progress.
+    gateway = settings.gateway.model_copy(update={"port": _free_port()})
+    log = settings.log
+    if log.level == "INFO":
+        log = log.model_copy(update={"level": "WARNING"})
+    return settings.model_copy(update={"gateway": gateway, "log": log})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
