@@ -99,7 +99,7 @@ def build_app(settings: Settings) -> "Application":
         max_ongoing_requests=_MANY_REQUESTS,
         ray_actor_options=small,
         **common,
-    )(Gateway).bind(settings, coordinator, decode)
+    )(Gateway).bind(settings, coordinator=coordinator, prefill=prefill, decode=decode)
 
 
 def start_service(settings: Settings, *, block: bool = False) -> RunningService:
@@ -130,7 +130,7 @@ def start_service(settings: Settings, *, block: bool = False) -> RunningService:
 
 
 def stop_service(running: RunningService) -> None:
-    """Let running requests finish, stop every process that `start_service` started, free the port."""
+    """Let running requests finish, stop what `start_service` started and free the port."""
     _stop(owns_ray=running.owns_ray)
 
 
@@ -185,11 +185,10 @@ def _stop(*, owns_ray: bool) -> None:
 
     if not ray.is_initialized():
         return
+    # Waits until the replicas have finished what they were doing.
+    serve.delete(APP_NAME)
     if owns_ray:
-        serve.shutdown()
         ray.shutdown()
-    else:
-        serve.delete(APP_NAME)
 
 
 def from_config(args: dict[str, Any]) -> "Application":

@@ -9,8 +9,8 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from orthros_deployments.descriptions import ServiceDescription
 from orthros_deployments.ports import CoordinatorReplica, DecodeReplicas
-from orthros_deployments.worker_description import ServiceDescription
 from orthros_service.citations import select_evidence
 from orthros_service.errors import UnavailableError
 from orthros_service.pipeline import Pipeline, PromptLimits, PromptPlanner
@@ -40,8 +40,8 @@ class ServedBackend:
     def __init__(
         self,
         *,
-        coordinator: DeploymentHandle,
-        decode: DeploymentHandle,
+        coordinator: DeploymentHandle[object],
+        decode: DeploymentHandle[object],
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._coordinator = CoordinatorReplica(coordinator)

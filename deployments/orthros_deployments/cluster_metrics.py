@@ -1,83 +1,76 @@
-"""The `orthros_*` metrics of all replicas, merged from the node agents of the cluster."""
+"""The metrics of all replicas on one page."""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-import httpx
-import ray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+from ray.serve.handle import DeploymentHandle
 
+from orthros_deployments.metrics import MetricsPage
 from orthros_service.telemetry import METRICS, MetricSpec
 
 logger = logging.getLogger(__name__)
 
-_RAY_PREFIX = "ray_"
 _TIMEOUT_S = 5.0
-_KEPT_LABELS = frozenset({"deployment", "replica", "le"})
 
 
 class ClusterMetrics:
-    """Asks every node agent and keeps our own series; small clusters only.
+    """Asks every replica for its values.
 
-    A large cluster lets Prometheus scrape the agents itself, where the same series are called
-    `ray_orthros_*`.
+    Args:
+        handles: One per deployment; each has a method `metrics_page`.
     """
 
+    def __init__(self, handles: Sequence[DeploymentHandle[object]]) -> None:
+        self._handles = tuple(handles)
+
     async def render(self) -> str:
-        """All series in Prometheus' text format; an agent that does not answer is left out."""
-        urls = await asyncio.to_thread(_agent_urls)
-        async with httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as client:
-            pages = await asyncio.gather(*(_scrape(client, url) for url in urls))
+        """All values in Prometheus' text format; replicas that do not answer are left out."""
+        found = await asyncio.gather(*(_pages(handle) for handle in self._handles))
+        pages = [page for pages in found for page in pages]
         return await asyncio.to_thread(merge_pages, pages)
 
 
-def merge_pages(pages: Iterable[str], specs: Iterable[MetricSpec] = METRICS) -> str:
-    """One page with the declared metrics of all pages, under their public names.
+def merge_pages(pages: Iterable[MetricsPage], specs: Iterable[MetricSpec] = METRICS) -> str:
+    """One page with the declared metrics of all pages, labelled with deployment and replica.
 
     Args:
-        pages: What node agents answered.
-        specs: The metrics to keep; everything else is dropped.
+        pages: What the replicas answered.
+        specs: The metrics to keep, in order.
     """
-    samples: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Sample]] = {}
-    known = {f"{_RAY_PREFIX}{name}": spec for spec in specs for name in _sample_names(spec)}
-    for page in pages:
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                spec = known.get(sample.name)
-                if spec is None:
-                    continue
-                name = sample.name.removeprefix(_RAY_PREFIX)
-                labels = {
-                    key: value
-                    for key, value in sample.labels.items()
-                    if key in _KEPT_LABELS or key in spec.labels
-                }
-                key = (name, frozenset(labels.items()))
-                samples.setdefault(spec.name, {})[key] = Sample(name, labels, sample.value)
     registry = CollectorRegistry()
-    registry.register(_Merged(specs, samples))
+    registry.register(_Merged(pages, specs))
     return generate_latest(registry).decode()
 
 
 class _Merged(Collector):
-    def __init__(
-        self,
-        specs: Iterable[MetricSpec],
-        samples: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Sample]],
-    ) -> None:
-        self._specs = tuple(specs)
-        self._samples = samples
+    def __init__(self, pages: Iterable[MetricsPage], specs: Iterable[MetricSpec]) -> None:
+        self._metrics: list[Metric] = []
+        self._by_sample: dict[str, Metric] = {}
+        for spec in specs:
+            metric = Metric(spec.name.removesuffix("_total"), spec.help, spec.kind)
+            self._metrics.append(metric)
+            self._by_sample.update(dict.fromkeys(_sample_names(spec), metric))
+        for page in pages:
+            self._add(page)
 
     def collect(self) -> Iterator[Metric]:
-        for spec in self._specs:
-            metric = Metric(spec.name.removesuffix("_total"), spec.help, spec.kind)
-            metric.samples = list(self._samples.get(spec.name, {}).values())
-            yield metric
+        yield from self._metrics
+
+    def _add(self, page: MetricsPage) -> None:
+        where = {"deployment": page.deployment, "replica": page.replica}
+        for family in text_string_to_metric_families(page.text):
+            for sample in family.samples:
+                metric = self._by_sample.get(sample.name)
+                # Times of creation are no metrics of ours.
+                if metric is not None:
+                    labels = {**where, **sample.labels}
+                    metric.samples.append(Sample(sample.name, labels, sample.value))
 
 
 def _sample_names(spec: MetricSpec) -> tuple[str, ...]:
@@ -86,19 +79,18 @@ def _sample_names(spec: MetricSpec) -> tuple[str, ...]:
     return (spec.name,)
 
 
-def _agent_urls() -> list[str]:
-    return [
-        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-
-
-async def _scrape(client: httpx.AsyncClient, url: str) -> str:
+async def _pages(handle: DeploymentHandle[object]) -> list[MetricsPage]:
     try:
-        response = await client.get(url)
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        logger.warning("the node agent %s gave no metrics: %s", url, type(error).__name__)
-        return ""
-    return response.text
+        answers = await handle.broadcast("metrics_page").results_async(
+            timeout_s=_TIMEOUT_S, return_exceptions=True
+        )
+    except Exception:
+        # A page with what the others say is worth more than none.
+        logger.warning("%s gave no metrics", handle.deployment_name, exc_info=True)
+        return []
+    for error in answers:
+        if isinstance(error, Exception):
+            logger.warning(
+                "a replica of %s gave no metrics: %s", handle.deployment_name, type(error).__name__
+            )
+    return [answer for answer in answers if isinstance(answer, MetricsPage)]

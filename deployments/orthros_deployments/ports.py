@@ -1,29 +1,32 @@
 """The pipeline's two ports over Serve handles."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar
+from typing import Any
 
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
+from orthros_deployments.descriptions import ServiceDescription
 from orthros_deployments.remote_errors import orthros_errors
-from orthros_deployments.worker_description import ServiceDescription
 from orthros_service.engine.types import DecodeOutput, DecodeWork
+from orthros_service.errors import UnavailableError
 from orthros_service.state.types import StateHandle, TokenizedDocument
 from orthros_service.types import DocumentText
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 30.0
-"""Seconds for a call that only starts, stops or asks something; a dead replica restarts meanwhile."""
+"""Seconds for a call that only starts, stops or asks something; enough for a restart."""
 
 _ANSWER_MARGIN_S = 5.0
+_NUM_RETRIES = 1
 
 
 class CoordinatorReplica:
     """The coordinator deployment; a `CoordinatorPort`."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle[object]) -> None:
         self._handle = handle
 
     async def start(self, document: DocumentText) -> None:
@@ -40,13 +43,9 @@ class CoordinatorReplica:
             OrthrosError: The ingestion failed.
         """
         # The coordinator keeps the deadline; ours is for the case that it is not there.
+        limit_s = timeout_s + _ANSWER_MARGIN_S
         handle = await _call(
-            self._handle,
-            "wait_ready",
-            source,
-            timeout_s,
-            phase="prefill",
-            timeout_s=timeout_s + _ANSWER_MARGIN_S,
+            self._handle, "wait_ready", source, timeout_s, phase="prefill", timeout_s=limit_s
         )
         assert isinstance(handle, StateHandle)
         return handle
@@ -69,7 +68,7 @@ class CoordinatorReplica:
 class DecodeReplicas:
     """The decode deployment as one worker; a `DecodeWorker`."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle[object]) -> None:
         self._handle = handle
 
     async def generate(self, work: DecodeWork) -> AsyncGenerator[DecodeOutput, None]:
@@ -80,6 +79,7 @@ class DecodeReplicas:
             OrthrosError: The sequence failed.
         """
         outputs = self._handle.options(stream=True).generate.remote(work)
+        assert isinstance(outputs, DeploymentResponseGenerator)
         is_ended = False
         try:
             with orthros_errors("decode"):
@@ -88,7 +88,7 @@ class DecodeReplicas:
             is_ended = True
         finally:
             if not is_ended:
-                outputs.cancel()
+                outputs.cancel()  # type: ignore[no-untyped-call]
 
     async def cancel(self, request_id: str) -> None:
         """Free a sequence within one step, whichever replica has it."""
@@ -103,23 +103,44 @@ class DecodeReplicas:
 
 
 async def _call(
-    handle: DeploymentHandle,
+    handle: DeploymentHandle[object],
     method: str,
     *args: object,
     phase: str,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> Any:
-    """Call a method of some replica; cancels the remote call when this one is cancelled.
+    """Call a method of some replica, once more if the replica dies: every one bears repetition.
 
     Raises:
-        UnavailableError: No answer within timeout_s.
+        UnavailableError: No answer within timeout_s, or the replica died again.
         OrthrosError: What the replica raised.
     """
+    num_retries = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    return await _call_once(handle, method, *args, phase=phase)
+                except UnavailableError as error:
+                    if num_retries == _NUM_RETRIES:
+                        raise
+                    num_retries += 1
+                    logger.warning("%s of %s is sent again: %s", method, handle, error.message)
+    except TimeoutError:
+        raise UnavailableError(
+            f"The {phase} workers did not answer within {timeout_s:g} s; send the request again.",
+            phase=phase,
+        ) from None
+
+
+async def _call_once(
+    handle: DeploymentHandle[object], method: str, *args: object, phase: str
+) -> Any:
     response = getattr(handle, method).remote(*args)
+    assert isinstance(response, DeploymentResponse)
     try:
         with orthros_errors(phase):
-            async with asyncio.timeout(timeout_s):
-                return await response
+            return await response
     except asyncio.CancelledError:
-        response.cancel()
+        response.cancel()  # type: ignore[no-untyped-call]
         raise

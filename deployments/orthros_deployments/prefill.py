@@ -1,15 +1,16 @@
-"""The prefill replica: one stateless step per call, any replica for any step."""
+"""The prefill replica: one stateless step per call, any replica for any step.
 
-import asyncio
+Torch is imported in the constructor: the process that deploys this class shall not load it.
+"""
+
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from orthros_deployments.descriptions import WorkerDescription
 from orthros_deployments.machine import with_worker_threads
+from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.transport import RayTransport
-from orthros_deployments.worker_description import WorkerDescription
 from orthros_service.engine.local import LocalPrefillWorker
-from orthros_service.engine.prefill import PrefillEngine
-from orthros_service.engine.served_model import load_served_model
 from orthros_service.engine.types import PrefillStep
 from orthros_service.settings import Settings
 from orthros_service.state.types import Segment, SegmentRef
@@ -24,6 +25,9 @@ class Prefill:
     """
 
     def __init__(self, settings: Settings) -> None:
+        from orthros_service.engine.prefill import PrefillEngine
+        from orthros_service.engine.served_model import load_served_model
+
         configure_logging(settings.log)
         served = load_served_model(with_worker_threads(settings), for_decode=False)
         self._description = WorkerDescription(
@@ -34,6 +38,7 @@ class Prefill:
             ThreadPoolExecutor(1, thread_name_prefix="orthros-prefill"),
         )
         self._transport = RayTransport()
+        self._metrics = ReplicaMetrics()
 
     async def step(self, step: PrefillStep, context: Sequence[SegmentRef]) -> Segment:
         """Compute one segment, which the caller owns; a cancelled call stops the engine.
@@ -47,6 +52,9 @@ class Prefill:
             segments = await self._transport.get_many(context)
             segment = await self._worker.step(step, segments)
         assert isinstance(segment, Segment)
+        self._metrics.increment(
+            "orthros_prefill_tokens_total", segment.num_tokens, mode=step.layout.mode
+        )
         return segment
 
     async def describe(self) -> WorkerDescription:
@@ -54,6 +62,9 @@ class Prefill:
         return self._description
 
     async def is_ready(self) -> bool:
-        """Whether the model is loaded, which it is once this can be called."""
-        await asyncio.sleep(0)
+        """Whether steps are taken."""
         return await self._worker.is_ready()
+
+    async def metrics_page(self) -> MetricsPage:
+        """This replica's metrics."""
+        return self._metrics.page()

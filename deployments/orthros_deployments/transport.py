@@ -45,7 +45,10 @@ class RayTransport:
             return []
         with orthros_errors("handoff"):
             # In a thread: on the event loop, `ray.get` would hold up every other request.
-            segments: list[Segment] = await asyncio.to_thread(
-                ray.get, list(refs), timeout=_GET_TIMEOUT_S
-            )
-        return segments
+            return await asyncio.to_thread(_get, refs)
+
+
+def _get(refs: Sequence[SegmentRef]) -> list[Segment]:
+    object_refs = [ref for ref in refs if isinstance(ref, ray.ObjectRef)]
+    segments: list[Segment] = ray.get(object_refs, timeout=_GET_TIMEOUT_S)
+    return segments

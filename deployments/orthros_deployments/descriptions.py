@@ -1,4 +1,4 @@
-"""What the torch-free processes need to know of the loaded model."""
+"""What processes without torch need to know of the loaded model."""
 
 from dataclasses import dataclass
 
