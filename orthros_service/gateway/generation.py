@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 # The backend keeps the deadline too; its error says more, so it gets the first word.
 _DEADLINE_GRACE_S = 1.0
 _RELEASE_TIMEOUT_S = 5.0
+# Longer waits for a state were a prefill, or as slow as one.
+_LOOK_UP_MAX_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +247,11 @@ class Generation:
             self._last_token = now
             self._state.phase = "decode"
 
+    def _cache_result(self, prefill_s: float) -> str:
+        if not self.job.sources.documents:
+            return "none"
+        return "miss" if prefill_s > _LOOK_UP_MAX_S else "hit"
+
     def _measure_finished(self, event: GenerationFinished) -> None:
         self._is_finished = True
         timings = event.timings
@@ -260,9 +267,10 @@ class Generation:
         self._metrics.increment("orthros_prompt_tokens_total", event.prompt_tokens)
         self._metrics.increment("orthros_generated_tokens_total", event.completion_tokens)
         if self._first_token_s is not None:
-            cache = "miss" if prefill_s > 0 else "hit"
             self._metrics.observe(
-                "orthros_time_to_first_token_seconds", self._first_token_s, cache=cache
+                "orthros_time_to_first_token_seconds",
+                self._first_token_s,
+                cache=self._cache_result(prefill_s),
             )
             self._state.numbers["first_token_s"] = round(self._first_token_s, 4)
         self._state.numbers |= {

@@ -108,8 +108,8 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _histogram(
         "orthros_time_to_first_token_seconds",
-        "Seconds from a request's arrival to its first token; a miss had to prefill a document.",
-        cache=("hit", "miss"),
+        "Seconds from a request's arrival to its first token; a miss waited for a prefill.",
+        cache=("hit", "miss", "none"),
     ),
     _histogram(
         "orthros_inter_token_seconds", "Seconds per token after the first.", buckets=_FAST_S

@@ -51,7 +51,7 @@ READY = IngestProgress(
     status="ready", mode="full", num_tokens=50, tokens_done=50, tokens_per_s=100.0
 )
 HANG = "hang"
-"""A step of the stub's script: wait until the generation is closed."""
+"""A step of the stub's script: wait until `is_open`, or the generation is closed."""
 
 
 @dataclass
@@ -77,6 +77,7 @@ class StubBackend:
     forgotten: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_active: int = 0
+    is_open: bool = False
 
     async def ingest(self, document: DocumentText) -> None:
         if self.ingest_error is not None:
@@ -102,7 +103,9 @@ class StubBackend:
                 if isinstance(step, Exception):
                     raise step
                 if step == HANG:
-                    await asyncio.Event().wait()
+                    while not self.is_open:  # noqa: ASYNC110 - opened from another thread
+                        await asyncio.sleep(0.01)
+                    continue
                 await asyncio.sleep(0)
                 text += step
                 yield TokenDelta(text=step, num_tokens=1)
