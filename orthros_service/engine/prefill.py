@@ -88,7 +88,7 @@ class PrefillEngine:
         """
         step.layout.check_matches(self._layout)
         self._check_context(step, context)
-        token_ids = torch.from_numpy(step.token_ids).to(self._device, torch.int64)
+        token_ids = torch.tensor(step.token_ids, dtype=torch.int64, device=self._device)
         before = tuple(kv_tensor(s, self._layout.dtype, self._device) for s in context)
         kv = self._model.new_kv(token_ids.shape[0])
         for begin in range(0, token_ids.shape[0], CHUNK_TOKENS):
