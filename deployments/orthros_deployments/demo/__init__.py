@@ -1,0 +1,1 @@
+"""The whole service once, start to end, on a real document: `make demo`."""
