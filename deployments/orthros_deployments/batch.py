@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -43,7 +44,9 @@ from orthros_service.types import GenerationBackend, ModelInfo
 
 OpenBackend = Callable[[], GenerationBackend]
 
+# Unlike the number of actors, or Ray Data would fuse both stages and repeat whole reads.
 _NUM_READERS = 2
+_NUM_ACTORS = 1
 _NUM_ACTOR_CALLS = 2
 _LOOK_EVERY_S = 0.5
 _MESSAGE_CHARS = 1000
@@ -113,7 +116,8 @@ def _run_stages(
         return
     # Its plans and timings would stand between the lines of our progress.
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    with DataContext.current(_data_context(spec)):
+    with DataContext.current(_data_context()), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The maximum number of concurrent tasks")
         dataset = _build_pipeline(spec, plan, open_backend=open_backend, model=model, board=board)
         try:
             blocks: Iterable[Any] = dataset.iter_batches(
@@ -141,7 +145,7 @@ def _build_pipeline(
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,
-        compute=TaskPoolStrategy(size=min(_NUM_READERS, len(plan.units))),
+        compute=TaskPoolStrategy(size=_NUM_READERS),
     )
     receipts: Dataset = chunks.map_batches(
         _AnswerAndWrite,
@@ -157,7 +161,7 @@ def _build_pipeline(
         batch_format="pyarrow",
         num_cpus=0,
         compute=ActorPoolStrategy(
-            size=1,
+            size=_NUM_ACTORS,
             max_concurrent_calls_per_actor=_NUM_ACTOR_CALLS,
             enable_true_multi_threading=True,
         ),
@@ -165,11 +169,12 @@ def _build_pipeline(
     return receipts
 
 
-def _data_context(spec: JobSpec) -> DataContext:
+def _data_context() -> DataContext:
     context = DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.max_errored_blocks = 0
-    context.target_max_block_size = spec.chunk_bytes
+    # A block per chunk, so that a task that is repeated repeats one chunk.
+    context.target_max_block_size = 1
     # A row may rightly take longer than any limit here; rows have deadlines of their own.
     context.execution_no_progress_timeout_s = -1
     context.actor_init_retry_on_errors = True
@@ -216,11 +221,8 @@ class _AnswerAndWrite:
 
     def __call__(self, chunks: pa.Table) -> Iterator[pa.Table]:
         """Answer and write each chunk of a block; a receipt comes out for each."""
-        unpacked = (
-            Chunk.from_ipc(name.as_py(), packed.as_buffer())
-            for name, packed in zip(chunks.column("name"), chunks.column("chunk"), strict=True)
-        )
-        for receipt in self._worker.run(unpacked):
+        for name, packed in zip(chunks.column("name"), chunks.column("chunk"), strict=True):
+            receipt = self._worker.run(Chunk.from_ipc(name.as_py(), packed.as_buffer()))
             line = json.dumps(receipt.to_values())
             yield pa.Table.from_arrays([pa.array([line])], schema=_RECEIPT_SCHEMA)
 
@@ -248,7 +250,11 @@ def _watched(board: Any, on_progress: Callable[[Advance], None] | None) -> Itera
 
     def watch() -> None:
         while not is_over.wait(_LOOK_EVERY_S):
-            on_progress(ray.get(board.read.remote()))
+            try:
+                on_progress(ray.get(board.read.remote()))
+            except RayError:
+                # The cluster is gone; the job itself says so.
+                return
 
     thread = threading.Thread(target=watch, name="orthros-batch-progress", daemon=True)
     thread.start()

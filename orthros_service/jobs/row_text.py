@@ -13,11 +13,13 @@ RowErrorCode = Literal[
     "unreadable_row",
 ]  # fmt: skip
 
-# Characters that can hide instructions from a person: tags outside flag emoji, directional
-# overrides and isolates, and marks without width other than the joiners that scripts and emoji use.
+# Characters that can hide instructions from a person: tags, directional overrides and isolates, and
+# marks without width other than the joiners that scripts and emoji use.
+_MAYBE_HIDDEN = re.compile("[\u200b\u2060\u202a-\u202e\u2066-\u2069\ufeff\U000e0001-\U000e007f]")
+# The same, less tags of flag emoji and a byte order mark; slower, since it looks back everywhere.
 _HIDDEN = re.compile(
     "(?<!\U0001f3f4)(?<![\U000e0020-\U000e007e])[\U000e0001-\U000e007f]"
-    "|[\u202a-\u202e\u2066-\u2069\u200b\u2060]|(?<!^)\ufeff"
+    "|[\u200b\u2060\u202a-\u202e\u2066-\u2069]|(?<!^)\ufeff"
 )
 
 
@@ -94,7 +96,8 @@ def has_hidden_characters(text: str) -> bool:
 
     They are kept, since genuine texts have some of them; a job counts the rows.
     """
-    return _HIDDEN.search(text) is not None
+    candidate = _MAYBE_HIDDEN.search(text)
+    return candidate is not None and _HIDDEN.search(text, candidate.start()) is not None
 
 
 def repair_surrogates(text: str) -> str:

@@ -3,8 +3,7 @@
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from orthros_service.types import GenerationBackend, ModelInfo
 _Result = TypeVar("_Result")
 
 _TELL_EVERY_S = 0.3
-# While the last rows of one chunk are in flight, rows of the next fill the free slots.
-_NUM_CHUNKS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +72,16 @@ class ChunkWorker:
 
         self._answerer = self._submit(start()).result()
 
-    def run(self, chunks: Iterable[Chunk]) -> Iterator[Receipt]:
-        """Answer chunks and write each as soon as its last row is done; yield their receipts."""
-        in_flight = deque[tuple[Chunk, Future[list[RowResult]]]]()
-        try:
-            for chunk in chunks:
-                answering = self._answerer.answer_chunk(chunk, on_row=self._advances.add)
-                in_flight.append((chunk, self._submit(answering)))
-                if len(in_flight) == _NUM_CHUNKS_IN_FLIGHT:
-                    yield self._write(*in_flight.popleft())
-            while in_flight:
-                yield self._write(*in_flight.popleft())
-        finally:
-            for _, future in in_flight:
-                future.cancel()
+    def run(self, chunk: Chunk) -> Receipt:
+        """Answer a chunk and write it as soon as its last row is done.
+
+        Call it for the next chunk, from another thread, before this one is done: while the last
+        rows of one are in flight, rows of the other fill the free slots.
+        """
+        answering = self._answerer.answer_chunk(chunk, on_row=self._advances.add)
+        results = self._submit(answering).result()
+        self._advances.tell()
+        return write_chunk(self._output, chunk, results=results, model=self._model)
 
     def close(self) -> None:
         """Stop the loop; no call of `run` may be going on."""
@@ -96,11 +89,6 @@ class ChunkWorker:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def _write(self, chunk: Chunk, future: Future[list[RowResult]]) -> Receipt:
-        results = future.result()
-        self._advances.tell()
-        return write_chunk(self._output, chunk, results=results, model=self._model)
 
     def _submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)

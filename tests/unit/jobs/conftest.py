@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,8 +163,8 @@ def run_job(tmp_path_factory: pytest.TempPathFactory, backend: FakeBackend) -> R
         plan = make_plan(spec)
         prepare_output(spec.output_path)
         advances: list[Advance] = []
-        with _worker(spec, plan, backend, advances) as worker:
-            receipts = list(worker.run(_chunks(spec, plan)))
+        with _worker(spec, plan, backend, advances) as worker, ThreadPoolExecutor(2) as pool:
+            receipts = list(pool.map(worker.run, _chunks(spec, plan)))
         if not receipts:
             receipts = [write_empty(spec.output_path, plan)]
         verify_output(spec.output_path, plan=plan, receipts=receipts)
