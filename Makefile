@@ -14,6 +14,7 @@ PYTEST_ARGS ?=
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
 model := models/smollm2-135m-instruct
+benchmarks := cpu_engine gateway_overhead
 is_supported := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 
 .PHONY: help install model lint format format-check typecheck arch test test-ray test-gpu \
@@ -88,8 +89,8 @@ serve: install model ## Start the service on this machine (Ctrl-C stops it)
 demo: install ## The whole service once, start to end, on a real document
 	@$(bin)/python -P -m orthros_deployments.demo
 
-bench: install model ## Every benchmark, one after another (results in benchmarks/results)
-	@for script in benchmarks/bench_*.py; do $(bin)/python "$$script"; done
+bench: install model ## The benchmarks that need no data, a quarter of an hour (benchmarks/results)
+	@for name in $(benchmarks); do $(bin)/python "benchmarks/$$name.py"; done
 
 docs: install ## Write docs/settings.md from the settings
 	@$(bin)/python docs/settings_reference.py
