@@ -152,6 +152,16 @@ def test_answers_do_not_depend_on_the_batch(bench, tokens) -> None:
     assert together == alone
 
 
+def test_no_question_changes_a_documents_keys_and_values(bench, tokens) -> None:
+    state = bench.prefill(tokens(150, 1), "linear")
+    before = [segment.kv.copy() for segment in state.segments]
+    engine = _engine(bench)
+    for index in range(3):
+        engine.add(_work(str(index), [("d", state)], tokens(30, index)), [state])
+    _run(engine)
+    assert all(np.array_equal(b, s.kv) for b, s in zip(before, state.segments, strict=True))
+
+
 def test_composed_documents_equal_one_softmax_over_keys_rotated_to_their_offsets(
     bench, tokens
 ) -> None:

@@ -10,7 +10,7 @@ from orthros_service.engine.types import PrefillStep
 from orthros_service.errors import CancelledError, StateMismatchError
 from orthros_service.model.batches import DecodeBatch, PrivateTail, SharedContext
 from orthros_service.model.reference import phase_logits
-from orthros_service.model.rope import RotaryTable
+from orthros_service.model.rope import RotaryTable, rotate
 from orthros_service.model.transformer import full_logits
 from orthros_service.state.tensors import kv_tensor
 
@@ -141,3 +141,18 @@ def test_cancellation_is_seen_between_chunks(bench, tokens, monkeypatch) -> None
     with pytest.raises(CancelledError):
         PrefillEngine(bench.loaded, layout).step(step, [], is_cancelled=is_cancelled)
     assert len(polls) == 3
+
+
+def test_keys_before_rotation_can_be_read_back_so_a_state_over_them_could_be_rebuilt(
+    bench, tokens
+) -> None:
+    """What the linear branch would need, unrotated keys and values, is a function of the cache."""
+    ids = tokens(150)
+    kv = _kv(bench.prefill(ids, "linear"))
+    model = bench.loaded.model
+    rotary = RotaryTable(model.config, device="cpu")
+    cos, sin = rotary.cos_sin(torch.arange(150))
+    x = model.layers[0].input_norm(model.embed_tokens(torch.tensor(ids)))
+    _, k_raw, v = model.layers[0].attention.project(x)
+    torch.testing.assert_close(rotate(kv[0, 0], cos, -sin), k_raw, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(kv[0, 1], v, atol=1e-5, rtol=1e-4)
