@@ -2,17 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from orthros_service.engine.decode import DecodeEngine
 from orthros_service.engine.prefill import PrefillEngine
-from orthros_service.engine.types import PrefillStep, context_segments
+from orthros_service.engine.types import (
+    DecodeDelta,
+    DecodeFinished,
+    DecodeWork,
+    PrefillStep,
+    context_segments,
+)
 from orthros_service.model.config import ModelConfig, OrthrosConfig
 from orthros_service.model.loading import LoadedModel
 from orthros_service.model.transformer import Transformer
-from orthros_service.state.types import AttentionState, PrefillMode, Segment, StateLayout
+from orthros_service.state.types import (
+    AttentionState,
+    PrefillMode,
+    Segment,
+    StateHandle,
+    StateLayout,
+)
+from orthros_service.types import SamplingParameters
 
 VOCAB = 97
 SEGMENT = 96
@@ -68,6 +83,16 @@ def _model(temperature: bool) -> LoadedModel:
     )
 
 
+class CharacterStream:
+    """Each token is one printable character."""
+
+    def push(self, token_id: int) -> str:
+        return chr(0x100 + token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True)
 class Bench:
     """The tiny model with shorthands."""
@@ -103,6 +128,69 @@ class Bench:
             context = [segments[i] for i in context_segments(layout, len(segments))]
             segments.append(engine.step(step, context))
         return AttentionState(layout=layout, segments=tuple(segments))
+
+    def engine(self, mode: PrefillMode = "linear") -> DecodeEngine:
+        return self.engine_of(self.layout(mode))
+
+    def engine_of(self, layout: StateLayout) -> DecodeEngine:
+        return DecodeEngine(self.loaded, layout, new_stream=CharacterStream)  # type: ignore[arg-type]
+
+    @staticmethod
+    def work(
+        request_id: str,
+        states: list[tuple[str, AttentionState]],
+        tail: list[int],
+        *,
+        max_tokens: int = 8,
+        stop_ids: tuple[int, ...] = (),
+        **sampling: Any,
+    ) -> DecodeWork:
+        handles = tuple(
+            StateHandle(
+                content_key=key,
+                layout=state.layout,
+                segments=(),
+                num_tokens=state.num_tokens,
+                num_bytes=state.num_bytes,
+            )
+            for key, state in states
+        )
+        return DecodeWork(
+            request_id=request_id,
+            documents=handles,
+            tail_ids=tuple(tail),
+            sampling=SamplingParameters(max_tokens=max_tokens, **sampling),
+            stop_ids=frozenset(stop_ids),
+        )
+
+    @staticmethod
+    def run(engine: DecodeEngine) -> tuple[dict[str, str], dict[str, DecodeFinished]]:
+        """Texts and last outputs by request id; nothing may follow a last output."""
+        deltas: dict[str, str] = {}
+        finished: dict[str, DecodeFinished] = {}
+        while engine.has_work:
+            for request_id, output in engine.step():
+                assert request_id not in finished
+                if isinstance(output, DecodeDelta):
+                    deltas[request_id] = deltas.get(request_id, "") + output.text
+                else:
+                    assert isinstance(output, DecodeFinished), output
+                    finished[request_id] = output
+        return deltas, finished
+
+    @staticmethod
+    def ids(text: str) -> list[int]:
+        return [ord(character) - 0x100 for character in text]
+
+    @staticmethod
+    def greedy(
+        logits_of: Callable[[torch.Tensor], torch.Tensor], prompt: list[int], count: int
+    ) -> list[int]:
+        """Greedy tokens by whole passes, without any cache."""
+        ids = list(prompt)
+        for _ in range(count):
+            ids.append(int(logits_of(torch.tensor(ids))[-1].argmax()))
+        return ids[len(prompt) :]
 
 
 @pytest.fixture(scope="session")
