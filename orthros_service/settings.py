@@ -141,8 +141,12 @@ class DeploymentSettings(_Group):
             "state.memory_bytes and the machine."
         ),
     )
-    http_proxy: Literal["auto", "haproxy", "python"] = Field(
-        "auto", description="Ray Serve's HTTP proxy; 'auto' is HAProxy where its binary is there."
+    http_proxy: Literal["python", "haproxy"] = Field(
+        "python",
+        description=(
+            "Ray Serve's HTTP proxy on a Ray that we start; 'haproxy' is for many connections, "
+            "and opens its statistics on every interface."
+        ),
     )
     shutdown_timeout_s: float = Field(
         60.0, gt=0, description="Seconds that running requests have to finish when a replica stops."

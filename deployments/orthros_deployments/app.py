@@ -140,6 +140,7 @@ def _run(settings: Settings, *, owns_ray: bool) -> RunningService:
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     serve.start(
         proxy_location="HeadOnly",
@@ -185,10 +186,12 @@ def _stop(*, owns_ray: bool) -> None:
 
     if not ray.is_initialized():
         return
-    # Waits until the replicas have finished what they were doing.
-    serve.delete(APP_NAME)
-    if owns_ray:
-        ray.shutdown()
+    try:
+        # Waits until the replicas have finished what they were doing.
+        serve.delete(APP_NAME)
+    finally:
+        if owns_ray:
+            ray.shutdown()
 
 
 def from_config(args: dict[str, Any]) -> "Application":

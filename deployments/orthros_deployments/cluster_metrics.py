@@ -51,11 +51,11 @@ def merge_pages(pages: Iterable[MetricsPage], specs: Iterable[MetricSpec] = METR
 class _Merged(Collector):
     def __init__(self, pages: Iterable[MetricsPage], specs: Iterable[MetricSpec]) -> None:
         self._metrics: list[Metric] = []
-        self._by_sample: dict[str, Metric] = {}
+        self._by_sample: dict[str, tuple[str, Metric]] = {}
         for spec in specs:
             metric = Metric(spec.name.removesuffix("_total"), spec.help, spec.kind)
             self._metrics.append(metric)
-            self._by_sample.update(dict.fromkeys(_sample_names(spec), metric))
+            self._by_sample.update(dict.fromkeys(_sample_names(spec), (spec.name, metric)))
         for page in pages:
             self._add(page)
 
@@ -66,9 +66,9 @@ class _Merged(Collector):
         where = {"deployment": page.deployment, "replica": page.replica}
         for family in text_string_to_metric_families(page.text):
             for sample in family.samples:
-                metric = self._by_sample.get(sample.name)
+                name, metric = self._by_sample.get(sample.name, (None, None))
                 # Times of creation are no metrics of ours.
-                if metric is not None:
+                if metric is not None and name in page.recorded:
                     labels = {**where, **sample.labels}
                     metric.samples.append(Sample(sample.name, labels, sample.value))
 

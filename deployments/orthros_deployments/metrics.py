@@ -21,11 +21,13 @@ class MetricsPage:
     Args:
         deployment: The replica's deployment.
         replica: Its id within the deployment.
+        recorded: The metrics that it has recorded; others have no value here.
         text: Its values in Prometheus' text format.
     """
 
     deployment: str
     replica: str
+    recorded: frozenset[str]
     text: str
 
 
@@ -39,6 +41,7 @@ class ReplicaMetrics:
     def __init__(self, specs: Iterable[MetricSpec] = METRICS) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._exact = PrometheusMetrics(self._specs.values())
+        self._recorded: set[str] = set()
         self._shared: dict[str, Counter | Gauge | Histogram] = {
             spec.name: _shared_metric(spec) for spec in self._specs.values()
         }
@@ -46,6 +49,7 @@ class ReplicaMetrics:
     def increment(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
         self._exact.increment(name, amount, **labels)
+        self._recorded.add(name)
         shared = self._shared[name]
         # Ray refuses to add nothing.
         if isinstance(shared, Counter) and amount > 0:
@@ -54,6 +58,7 @@ class ReplicaMetrics:
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Record one value of a histogram."""
         self._exact.observe(name, value, **labels)
+        self._recorded.add(name)
         shared = self._shared[name]
         if isinstance(shared, Histogram):
             shared.observe(value, tags=closed_labels(self._specs[name], labels))
@@ -61,6 +66,7 @@ class ReplicaMetrics:
     def set(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
         self._exact.set(name, value, **labels)
+        self._recorded.add(name)
         shared = self._shared[name]
         if isinstance(shared, Gauge):
             shared.set(value, tags=closed_labels(self._specs[name], labels))
@@ -71,6 +77,7 @@ class ReplicaMetrics:
         return MetricsPage(
             deployment=context.deployment,
             replica=context.replica_id.unique_id,
+            recorded=frozenset(self._recorded),
             text=self._exact.render(),
         )
 

@@ -41,7 +41,12 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+    # Names with an underscore are other libraries' own, such as Ray's time stamps.
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD_ATTRIBUTES and not name.startswith("_")
+    }
 
 
 def _escape(text: str) -> str:
