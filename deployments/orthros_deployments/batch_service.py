@@ -13,6 +13,8 @@ from orthros_deployments.app import APP_NAME, start_service, stop_service
 from orthros_service.errors import UnavailableError
 from orthros_service.settings import Settings
 
+_RUNNING = "RUNNING"
+
 
 @contextmanager
 def running_service(
@@ -33,21 +35,26 @@ def running_service(
         ModelError: The model of a service to start is missing.
     """
     environment.prepare_variables(settings)
-    if _joined(settings):
-        import ray
+    import ray
 
+    status = _join(settings)
+    if status == _RUNNING:
         tell(f"using the service that runs on Ray at {ray.get_runtime_context().gcs_address}")
         try:
             yield
         finally:
             ray.shutdown()
         return
-    if not can_start:
+    # A service that is there and does not run is not ours to replace.
+    is_taken = status is not None and settings.deployment.ray_address is not None
+    if not can_start or is_taken:
+        ray.shutdown()
         raise UnavailableError(
-            "No service runs here. Start one with `orthros serve`, or leave out "
-            "--no-start-service to have one for the time of the job."
+            f"No service runs here{_found(status)}. Start one with `orthros serve`; if it is on "
+            "another cluster, set ORTHROS_DEPLOYMENT__RAY_ADDRESS to the address that it prints; "
+            "or leave out --no-start-service to have one for the time of the job."
         )
-    tell("no service runs here; starting one for the time of the job")
+    tell(f"no service runs here{_found(status)}; starting one for the time of the job")
     running = start_service(_for_one_job(settings))
     try:
         yield
@@ -55,8 +62,20 @@ def running_service(
         stop_service(running)
 
 
-def _joined(settings: Settings) -> bool:
-    """Connect to the cluster whose service is to be used; False leaves nothing connected to it."""
+def _found(status: str | None) -> str:
+    return "" if status is None else f" (the one found is {status})"
+
+
+def _join(settings: Settings) -> str | None:
+    """Connect to the cluster whose service is to be used.
+
+    Returns:
+        The status of the service there. With any but RUNNING this process stays connected only to
+        a cluster that the settings name, where a service may then be started.
+
+    Raises:
+        UnavailableError: There is no cluster at the address in the settings.
+    """
     import ray
     from ray import serve
 
@@ -65,21 +84,15 @@ def _joined(settings: Settings) -> bool:
         ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:
         if address is None:
-            return False
+            return None
         raise UnavailableError(
             f"There is no Ray cluster at {address!r}; check ORTHROS_DEPLOYMENT__RAY_ADDRESS."
         ) from error
     application = serve.status().applications.get(APP_NAME)
-    if application is None:
-        # A service to start goes to the cluster that the settings name, else to one of its own.
-        if address is None:
-            ray.shutdown()
-        return False
-    if application.status != "RUNNING":
-        status = application.status
+    status = None if application is None else application.status.value
+    if address is None and status != _RUNNING:
         ray.shutdown()
-        raise UnavailableError(f"The service here is {status}, not RUNNING; try again later.")
-    return True
+    return status
 
 
 def _for_one_job(settings: Settings) -> Settings:
