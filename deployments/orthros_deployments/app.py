@@ -4,12 +4,14 @@ Ray is imported inside the functions: `environment.prepare` must come first, and
 """
 
 import logging
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orthros_deployments import environment
-from orthros_service.errors import UnavailableError
+from orthros_service import errors
+from orthros_service.errors import OrthrosError, UnavailableError
 from orthros_service.settings import Settings
 from orthros_service.types import ModelInfo
 
@@ -26,7 +28,7 @@ _HEALTH_TIMEOUT_S = 30.0
 # Requests wait in our own queues, where they are counted and can be cancelled.
 _MANY_REQUESTS = 1000
 _KEEP_ALIVE_S = 90
-_START_TIMEOUT_S = 300.0
+_OUR_ERROR = re.compile(r"orthros_service\.errors\.(\w+): (.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +155,11 @@ def _run(settings: Settings, *, owns_ray: bool) -> RunningService:
         logging_config=quiet,
     )
     started_at = time.monotonic()
+    app = build_app(_fit_states(settings))
     try:
-        serve.run(build_app(settings), name=APP_NAME, route_prefix="/", logging_config=quiet)
+        serve.run(app, name=APP_NAME, route_prefix="/", logging_config=quiet)
     except RuntimeError as error:
-        raise UnavailableError(f"The deployments did not come up: {error}") from error
+        raise _start_failure() from error
     model = _wait_ready()
     logger.info("the deployments came up in %.1f s", time.monotonic() - started_at)
     host = settings.gateway.host
@@ -166,6 +169,42 @@ def _run(settings: Settings, *, owns_ray: bool) -> RunningService:
         model=model,
         ray_address=ray.get_runtime_context().gcs_address,
         owns_ray=owns_ray,
+    )
+
+
+def _fit_states(settings: Settings) -> Settings:
+    """Keep no more states than the cluster's object store holds beside those being made."""
+    import ray
+
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    store_bytes = int(resources.get("object_store_memory", 0))
+    fitting = store_bytes * 2 // 3
+    if not 0 < fitting < settings.state.memory_bytes:
+        return settings
+    logger.warning(
+        "state.memory_bytes=%d does not fit the object store of %d bytes, set to %d",
+        settings.state.memory_bytes,
+        store_bytes,
+        fitting,
+    )
+    state = settings.state.model_copy(update={"memory_bytes": fitting})
+    return settings.model_copy(update={"state": state})
+
+
+def _start_failure() -> OrthrosError:
+    """Why the deployments did not come up: the replicas' own error where they had one."""
+    from ray import serve
+
+    status = serve.status().applications[APP_NAME]
+    messages = [each.message for each in status.deployments.values()]
+    for message in messages:
+        if found := _OUR_ERROR.search(message):
+            kind = getattr(errors, found[1], UnavailableError)
+            assert issubclass(kind, OrthrosError)
+            return kind(found[2])
+    logger.error("the deployments' last words: %s", "\n".join(messages))
+    return UnavailableError(
+        f"The deployments did not come up: {status.message} The log has the details."
     )
 
 

@@ -134,7 +134,7 @@ def connect_backend(app_name: str = APP_NAME) -> ServedBackend:
             coordinator=serve.get_deployment_handle("Coordinator", app_name),
             decode=serve.get_deployment_handle("Decode", app_name),
         )
-    except RayServeException as error:
+    except (RayServeException, KeyError) as error:
         raise UnavailableError(
             f"No service named {app_name!r} runs on this Ray cluster; start one with "
             "`orthros serve`."

@@ -10,6 +10,7 @@ from orthros_deployments.descriptions import ServiceDescription
 from orthros_deployments.ingestion_metrics import MeasuredRecorder
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.prefill_replicas import PrefillReplicas
+from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_deployments.transport import RayTransport
 from orthros_service.documents import DocumentCatalog, DocumentRow, TextStore
 from orthros_service.errors import OrthrosError
@@ -17,7 +18,6 @@ from orthros_service.ingest import Ingestor, Source
 from orthros_service.settings import Settings
 from orthros_service.state.store import StateStore
 from orthros_service.state.types import StateHandle, StateLayout
-from orthros_service.telemetry import configure_logging
 from orthros_service.tokenization import PromptFormat, Tokenizer
 from orthros_service.types import DocumentText
 
@@ -38,7 +38,7 @@ class Coordinator:
     async def __init__(  # type: ignore[misc]
         self, settings: Settings, prefill: DeploymentHandle[object]
     ) -> None:
-        configure_logging(settings.log)
+        configure_replica_logging(settings.log)
         self._metrics = ReplicaMetrics()
         self._catalog = DocumentCatalog(settings.documents.database_url)
         self._texts = TextStore(settings.documents.text_uri)

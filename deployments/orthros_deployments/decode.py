@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 from orthros_deployments.machine import with_worker_threads
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
+from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_deployments.transport import RayTransport
 from orthros_service.engine.local import LocalDecodeWorker
 from orthros_service.engine.types import DecodeFinished, DecodeOutput, DecodeWork
 from orthros_service.settings import Settings
-from orthros_service.telemetry import configure_logging
 from orthros_service.tokenization.stream import TextStream
 
 
@@ -28,7 +28,7 @@ class Decode:
         from orthros_service.engine.decode import DecodeEngine
         from orthros_service.engine.served_model import load_served_model
 
-        configure_logging(settings.log)
+        configure_replica_logging(settings.log)
         served = load_served_model(with_worker_threads(settings), for_decode=True)
         self._engine = DecodeEngine(
             served.loaded, served.layout, new_stream=lambda: TextStream(served.tokenizer)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from orthros_service.errors import InvalidValueError, ModelError
+from orthros_service.model.registry import describe_model
 from orthros_service.settings import Settings
+from orthros_service.tokenization import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def check_startable(settings: Settings) -> None:
     """Refuse early and clearly what would fail late and darkly in a replica.
 
     Raises:
-        ModelError: The model directory is missing.
+        ModelError: The model directory is missing, incomplete or of an unsupported kind.
         InvalidValueError: The address cannot be listened on.
     """
     directory = settings.model.directory
@@ -58,6 +60,8 @@ def check_startable(settings: Settings) -> None:
             f"There is no model in {directory}. Make the default one with `orthros models "
             "prepare`, or name another with --model or ORTHROS_MODEL__DIRECTORY."
         )
+    describe_model(directory)
+    Tokenizer.from_directory(directory)
     check_address(settings.gateway.host, settings.gateway.port)
 
 
@@ -126,6 +130,8 @@ def prepare_variables(settings: Settings) -> None:
         # Every line of a replica is shown, without colours.
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",
+        # Serve's own lines stay in its files; the replicas' errors are told by us.
+        "RAY_SERVE_LOG_TO_STDERR": "0",
         # Replicas on busy processors may take their time to say how long their queue is.
         "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2",
     }

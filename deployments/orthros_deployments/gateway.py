@@ -7,10 +7,10 @@ from ray.serve.handle import DeploymentHandle
 from orthros_deployments.backend import ServedBackend
 from orthros_deployments.cluster_metrics import ClusterMetrics
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
+from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_service.documents import DocumentCatalog, TextStore
 from orthros_service.gateway.app import create_app
 from orthros_service.settings import Settings
-from orthros_service.telemetry import configure_logging
 from orthros_service.tokenization import Tokenizer
 
 
@@ -33,7 +33,7 @@ class Gateway:
         prefill: DeploymentHandle[object],
         decode: DeploymentHandle[object],
     ) -> None:
-        configure_logging(settings.log)
+        configure_replica_logging(settings.log)
         context = serve.get_replica_context()
         itself = serve.get_deployment_handle(context.deployment, context.app_name)
         tokenizer = Tokenizer.from_directory(settings.model.directory)

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from orthros_deployments.descriptions import WorkerDescription
 from orthros_deployments.machine import with_worker_threads
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
+from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_deployments.transport import RayTransport
 from orthros_service.engine.local import LocalPrefillWorker
 from orthros_service.engine.types import PrefillStep
 from orthros_service.settings import Settings
 from orthros_service.state.types import Segment, SegmentRef
-from orthros_service.telemetry import configure_logging, log_context
+from orthros_service.telemetry import log_context
 
 
 class Prefill:
@@ -28,7 +29,7 @@ class Prefill:
         from orthros_service.engine.prefill import PrefillEngine
         from orthros_service.engine.served_model import load_served_model
 
-        configure_logging(settings.log)
+        configure_replica_logging(settings.log)
         served = load_served_model(with_worker_threads(settings), for_decode=False)
         self._description = WorkerDescription(
             model=served.info, layout=served.layout, tile=served.loaded.orthros.tile

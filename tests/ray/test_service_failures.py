@@ -1,0 +1,118 @@
+"""What callers see when workers die, clients leave or work is impossible: an end, always."""
+
+import threading
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]
+
+ENDLESS = 6000
+TEXT = "The harbour lay quiet under snow while the lamps burned low and blue. "
+
+
+def _decoding(service) -> int:
+    from ray import serve
+
+    handle = serve.get_deployment_handle("Decode", "orthros")
+    return handle.num_sequences.remote().result(timeout_s=30)
+
+
+def test_a_document_becomes_ready_though_its_prefill_worker_is_killed(
+    service, eventually, cluster_of_service
+):
+    document = service.upload(TEXT * 400)
+    eventually(lambda: service.document(document)["prefill"]["tokens_done"] > 0)
+    service.kill("Prefill")
+    assert service.document(document)["status"] == "ingesting"
+    last = service.events(document)[-1]
+    assert last["status"] == "ready", last
+    assert service.ask(document).status_code == 200
+
+
+def test_a_stream_whose_decode_worker_is_killed_ends_with_a_retryable_error(
+    service, cluster_of_service
+):
+    document = service.ready(TEXT * 4)
+    expected = service.ask(document).json()["text"]
+    events = []
+    with service.streaming(document, max_tokens=ENDLESS) as stream:
+        events.append(next(stream))
+        service.kill("Decode")
+        events += list(stream)
+    name, problem = events[-1]
+    assert name == "error"
+    assert problem["code"] == "unavailable"
+    assert problem["retryable"] is True
+    assert problem["phase"] == "decode"
+    assert "completed" not in [each for each, _ in events]
+    # The next request waits for the new worker.
+    assert service.ask(document).json()["text"] == expected
+
+
+def test_documents_stay_ready_when_the_coordinator_is_killed(service):
+    document = service.ready(TEXT * 5)
+    expected = service.ask(document).json()["text"]
+    service.kill("Coordinator")
+    answer = service.ask(document)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["text"] == expected
+
+
+def test_an_ingestion_goes_on_when_the_coordinator_is_killed(service, eventually):
+    document = service.upload(TEXT * 401)
+    eventually(lambda: service.document(document)["prefill"]["tokens_done"] > 1000)
+    service.kill("Coordinator")
+    assert service.document(document)["status"] == "ingesting"
+    assert service.events(document)[-1]["status"] == "ready"
+
+
+def test_clients_that_leave_free_their_sequences(service, eventually, cluster_of_service):
+    document = service.ready(TEXT * 4)
+    assert _decoding(service) == 0
+    streams = [service.streaming(document, max_tokens=ENDLESS) for _ in range(30)]
+    entered = [stream.__enter__() for stream in streams]
+    for events in entered:
+        next(events)
+    assert _decoding(service) == len(streams)
+    leaving = [threading.Thread(target=s.__exit__, args=(None, None, None)) for s in streams]
+    for thread in leaving:
+        thread.start()
+    for thread in leaving:
+        thread.join()
+    eventually(lambda: _decoding(service) == 0, 5)
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_stopped(
+    service, eventually, cluster_of_service
+):
+    import httpx
+
+    document = service.ready(TEXT * 4)
+    with pytest.raises(httpx.ReadTimeout):
+        service.ask(document, max_tokens=ENDLESS, timeout=1.0)
+    eventually(lambda: _decoding(service) == 0, 5)
+
+
+def test_a_deadline_ends_an_answer(service, eventually, cluster_of_service):
+    document = service.ready(TEXT * 4)
+    answer = service.ask(document, max_tokens=ENDLESS, deadline_s=0.5)
+    assert answer.status_code == 504
+    assert answer.json()["code"] == "deadline_exceeded"
+    eventually(lambda: _decoding(service) == 0, 5)
+
+
+def test_errors_of_the_workers_keep_their_kind_across_the_cluster(service, cluster_of_service):
+    import asyncio
+
+    from orthros_deployments.backend import connect_backend
+    from orthros_service.errors import EmptyDocumentError
+    from orthros_service.types import DocumentText
+
+    async def ingest_nothing():
+        document = DocumentText(content_key="0" * 64, text="  ")
+        await connect_backend().wait_ready(document, timeout_s=20)
+
+    with pytest.raises(EmptyDocumentError) as caught:
+        asyncio.run(ingest_nothing())
+    assert type(caught.value) is EmptyDocumentError
+    assert caught.value.phase == "prefill"

@@ -1,0 +1,79 @@
+"""The service as processes: what they load, what they tell, how they stop."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def run_orthros() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """A function that runs the command `orthros` to its end."""
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [Path(sys.executable).with_name("orthros"), *arguments]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def _has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_only_prefill_and_decode_load_torch(service):
+    loads = {
+        name: _has_torch(service.replica_pid(name))
+        for name in ("Gateway", "Coordinator", "Prefill", "Decode")
+    }
+    assert loads == {"Gateway": False, "Coordinator": False, "Prefill": True, "Decode": True}
+    assert not _has_torch(service.process.pid)
+
+
+def test_the_metrics_of_all_replicas_are_on_one_page(service):
+    document = service.ready("Numbers to be counted. " * 20)
+    service.ask(document)
+    families = text_string_to_metric_families(service.http.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    seen = {(sample.labels["deployment"], sample.name) for sample in samples}
+    assert {
+        ("Gateway", "orthros_requests_total"),
+        ("Gateway", "orthros_generated_tokens_total"),
+        ("Coordinator", "orthros_ingestions_total"),
+        ("Coordinator", "orthros_state_bytes"),
+        ("Prefill", "orthros_prefill_tokens_total"),
+        ("Decode", "orthros_handoff_bytes_total"),
+    } <= seen
+    assert ("Prefill", "orthros_generated_tokens_total") not in seen
+    prefilled = [s.value for s in samples if s.name == "orthros_prefill_tokens_total"]
+    assert sum(prefilled) >= 400
+
+
+def test_what_is_known_before_the_start_is_refused_in_a_sentence(service, run_orthros, tmp_path):
+    taken = run_orthros("serve", "--port", str(service.port), "--model", str(service.model))
+    assert taken.returncode == 1
+    assert f"Port {service.port} on 127.0.0.1 is taken" in taken.stderr
+    missing = run_orthros("serve", "--model", str(tmp_path / "none"))
+    assert missing.returncode == 1
+    assert "orthros models prepare" in missing.stderr
+    assert "Traceback" not in taken.stderr + missing.stderr
+
+
+@pytest.mark.last_of_service
+def test_a_stop_ends_every_process_and_frees_the_port(service, eventually):
+    processes = service.descendants()
+    assert len(processes) > 6
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(60) == 0
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 10)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", service.port))
+    assert "Traceback" not in service.log.read_text().split("Stopping;")[-1]
