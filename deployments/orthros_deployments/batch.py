@@ -9,6 +9,7 @@ reserves processors, since the deployments that do the work may hold them all.
 import asyncio
 import json
 import logging
+import re
 import threading
 import time
 import warnings
@@ -23,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, DataContext, Dataset, TaskPoolStrategy
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from orthros_deployments.backend import connect_backend
 from orthros_service.jobs.failures import JobFailedError
@@ -50,6 +51,7 @@ _NUM_ACTORS = 1
 _NUM_ACTOR_CALLS = 2
 _LOOK_EVERY_S = 0.5
 _MESSAGE_CHARS = 1000
+_ERROR_LINE = re.compile(r"^(?!ray\.)[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 _CHUNK_SCHEMA = pa.schema([("name", pa.string()), ("chunk", pa.large_binary())])
 _RECEIPT_SCHEMA = pa.schema([("receipt", pa.string())])
 
@@ -76,8 +78,26 @@ def run_batch(
         JobFailedError: The job stopped early, or its output does not hold each row exactly once.
         OrthrosError: The backend does not answer.
     """
-    started_at, started = datetime.now(UTC), time.monotonic()
     model = asyncio.run(_ask_model(open_backend))
+    try:
+        return _run(spec, plan, open_backend=open_backend, model=model, on_progress=on_progress)
+    except OSError as error:
+        raise JobFailedError(f"The output cannot be written or read back: {error}.") from error
+
+
+async def _ask_model(open_backend: OpenBackend) -> ModelInfo:
+    return await open_backend().model_info()
+
+
+def _run(
+    spec: JobSpec,
+    plan: JobPlan,
+    *,
+    open_backend: OpenBackend,
+    model: ModelInfo,
+    on_progress: Callable[[Advance], None] | None,
+) -> JobReport:
+    started_at, started = datetime.now(UTC), time.monotonic()
     output = spec.output_path
     prepare_output(output)
     board = ray.remote(num_cpus=0)(_Board).remote()
@@ -98,10 +118,6 @@ def run_batch(
     )
     finish_output(output, report=report.model_dump_json(indent=2))
     return report
-
-
-async def _ask_model(open_backend: OpenBackend) -> ModelInfo:
-    return await open_backend().model_info()
 
 
 def _run_stages(
@@ -127,12 +143,15 @@ def _run_stages(
                 for line in block.column("receipt").to_pylist():
                     yield Receipt(**json.loads(line))
         except RayError as error:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            text = " ".join(str(cause).split())[:_MESSAGE_CHARS]
             raise JobFailedError(
-                "The job stopped early and its output is not complete. Cause: "
-                f"{type(cause).__name__}: {text}"
+                f"The job stopped early and its output is not complete. Cause: {_cause(error)}"
             ) from error
+
+
+def _cause(error: RayError) -> str:
+    """Find the line that counts in what Ray wraps around an error of a worker."""
+    lines = _ERROR_LINE.findall(str(error))
+    return (lines[-1] if lines else f"{type(error).__name__}: {error}")[:_MESSAGE_CHARS]
 
 
 def _build_pipeline(

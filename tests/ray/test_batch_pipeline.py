@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orthros_service.errors import EngineError, UnavailableError
-from orthros_service.jobs import build_spec, make_plan
+from orthros_service.jobs import JobFailedError, build_spec, make_plan
 from orthros_service.types import GenerationFinished, ModelInfo
 
 ray = pytest.importorskip("ray")
@@ -185,4 +186,22 @@ def test_a_backend_that_does_not_answer_fails_the_job_before_its_rows(tmp_path, 
     with pytest.raises(UnavailableError):
         run_batch(spec, make_plan(spec), open_backend=lambda: Dead())
     assert not list((tmp_path).glob("out/*.parquet"))
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+def test_an_output_that_cannot_be_written_fails_the_job_with_the_cause(tmp_path, cluster):
+    from orthros_deployments.batch import run_batch
+
+    _write_input(tmp_path / "in")
+    spec = build_spec(input=str(tmp_path / "in"), output=str(tmp_path / "out"), summarize=True)
+    driver, open_fake = os.getpid(), _open_fake(tmp_path)
+
+    def open_backend():
+        if os.getpid() != driver:
+            shutil.rmtree(tmp_path / "out")
+        return open_fake()
+
+    (tmp_path / "crashed").touch()
+    with pytest.raises(JobFailedError, match=r"Cause: FileNotFoundError: .*part-000000-00000"):
+        run_batch(spec, make_plan(spec), open_backend=open_backend)
     assert not (tmp_path / "out" / "_SUCCESS").exists()
