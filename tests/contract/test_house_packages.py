@@ -20,7 +20,7 @@ PACKAGES_OF = {
     "orthros-client": ("orthros_client",),
 }
 CLIENT_NEVER_HAS = {"torch", "ray", "numpy", "transformers", "orthros-service"}
-BROUGHT_BY_THE_MACHINE = {"triton"}  # comes with CUDA builds of torch only
+COMES_WITH_CUDA_BUILDS_OF_TORCH = re.compile("triton|cuda-.*|nvidia-.*")  # pinned by torch itself
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,7 @@ def test_every_distribution_that_is_needed_is_pinned_to_what_is_installed(root: 
     installed = {
         name: importlib.metadata.version(name).split("+")[0]
         for name in _closure({"orthros-service": {"dev"}, "orthros-client": set()}) - OURS
+        if not COMES_WITH_CUDA_BUILDS_OF_TORCH.fullmatch(name)
     }
     assert installed.items() <= pins.items()
 
@@ -74,8 +75,9 @@ def test_every_import_is_a_declared_dependency(
         f"{path.name}: {name}"
         for package in PACKAGES_OF[distribution]
         for path in packages[package].rglob("*.py")
-        for name in _imported_names(path) - sys.stdlib_module_names - BROUGHT_BY_THE_MACHINE
+        for name in _imported_names(path) - sys.stdlib_module_names
         if name not in PACKAGES_OF[distribution]
+        and not COMES_WITH_CUDA_BUILDS_OF_TORCH.fullmatch(name)
         and not declared & {canonicalize_name(home) for home in homes.get(name, [name])}
     }
     assert undeclared == set()
