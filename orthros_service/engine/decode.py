@@ -15,6 +15,7 @@ from orthros_service.model.attention import log_length
 from orthros_service.model.batches import (
     DecodeBatch,
     EvidenceRecord,
+    LayerKV,
     PrivateTail,
     SharedContext,
 )
@@ -28,6 +29,7 @@ from orthros_service.tokenization.stream import TextStream
 EXTEND_TOKENS = 512
 _FIRST_CAPACITY = 256
 
+Layers = tuple[tuple[LayerKV, ...], ...]
 StepResult = tuple[str, DecodeOutput | OrthrosError]
 
 
@@ -129,13 +131,16 @@ class DecodeEngine:
         token_ids: list[int] = []
         positions: list[int] = []
         tails = []
-        shared: dict[tuple[str, int], tuple[list[int], list[int], tuple[Tensor, ...]]] = {}
+        shared: dict[tuple[str, int], tuple[list[int], list[int], Layers]] = {}
         for sequence, num_rows in rows:
             first = len(token_ids)
             sequence.reserve(num_rows)
             tails.append(
                 PrivateTail(
-                    first_row=first, num_rows=num_rows, kv=sequence.kv, length=sequence.length
+                    first_row=first,
+                    num_rows=num_rows,
+                    layers=sequence.layers,
+                    length=sequence.length,
                 )
             )
             token_ids += sequence.pending[:num_rows]
@@ -144,14 +149,14 @@ class DecodeEngine:
             for document in sequence.documents:
                 occurrence = seen[document.content_key] = seen.get(document.content_key, -1) + 1
                 entry = shared.setdefault(
-                    (document.content_key, occurrence), ([], [], document.segments)
+                    (document.content_key, occurrence), ([], [], document.layers)
                 )
                 entry[0].extend(range(first, first + num_rows))
                 entry[1].extend([document.offset] * num_rows)
         position_R = torch.tensor(positions, device=self._device)
         documents = tuple(
-            self._shared(entry_rows, offsets, segments, position_R)
-            for entry_rows, offsets, segments in shared.values()
+            self._shared(entry_rows, offsets, layers, position_R)
+            for entry_rows, offsets, layers in shared.values()
         )
         wants_evidence = any(s.work.wants_evidence and s.documents for s, _ in rows)
         batch = DecodeBatch(
@@ -164,7 +169,7 @@ class DecodeEngine:
         return batch, torch.tensor(token_ids, device=self._device)
 
     def _shared(
-        self, rows: list[int], offsets: list[int], segments: tuple[Tensor, ...], position_R: Tensor
+        self, rows: list[int], offsets: list[int], layers: Layers, position_R: Tensor
     ) -> SharedContext:
         has_all_rows = len(rows) == position_R.shape[0]
         row_index = None if has_all_rows else torch.tensor(rows, device=self._device)
@@ -172,7 +177,7 @@ class DecodeEngine:
         if any(offsets):
             local = position_R if row_index is None else position_R[row_index]
             cos_sin = self._rotary.cos_sin(local - torch.tensor(offsets, device=self._device))
-        return SharedContext(segments=segments, rows=row_index, cos_sin=cos_sin)
+        return SharedContext(layers=layers, rows=row_index, cos_sin=cos_sin)
 
     def _trace(
         self, complete: list[DecodeSequence], last_rows: list[int], evidence: EvidenceRecord | None

@@ -38,19 +38,19 @@ def document_evidence(
 def _one_document(
     traces: Sequence[QueryTrace], document: DocumentContext, rotary: RotaryTable
 ) -> DocumentEvidence:
-    segments = document.segments
-    masses = [torch.zeros(segment.shape[3]) for segment in segments]
+    first_layer = document.layers[0]
+    masses = [torch.zeros(k.shape[1]) for k, _ in first_layer]
     layers = sorted(traces[0].queries)
     positions = torch.tensor(
-        [trace.position - document.offset for trace in traces], device=segments[0].device
+        [trace.position - document.offset for trace in traces], device=first_layer[0][0].device
     )
     cos_sin = rotary.cos_sin(positions)
     num_heads = traces[0].queries[layers[0]].shape[0]
     for layer in layers:
         q_HRD = rotate(torch.stack([t.queries[layer] for t in traces], 1), *cos_sin)
         lse_HR = torch.stack([t.lse[layer] for t in traces], 1)
-        for index, segment in enumerate(segments):
-            masses[index] += _segment_mass(q_HRD, lse_HR, segment[layer, 0])
+        for index, (k, _) in enumerate(document.layers[layer]):
+            masses[index] += _segment_mass(q_HRD, lse_HR, k)
     mass = torch.cat(masses) / (len(layers) * len(traces) * num_heads)
     char_starts = np.concatenate([s.char_starts for s in document.state.segments])
     char_ends = np.concatenate([s.char_ends for s in document.state.segments])

@@ -14,6 +14,8 @@ from orthros_service.model.batches import (
     PrefillCarry,
     PrivateTail,
     SharedContext,
+    layer_views,
+    segment_views,
 )
 from orthros_service.model.loading import LoadedModel
 from orthros_service.model.rope import RotaryTable
@@ -151,13 +153,13 @@ class PrefillEngine:
         num_tokens = token_ids.shape[0]
         first = start + begin
         positions = torch.arange(first, first + num_tokens, device=self._device)
-        documents = (SharedContext(segments=before, rows=None, cos_sin=None),) if before else ()
-        tail = PrivateTail(first_row=0, num_rows=num_tokens, kv=kv, length=begin)
+        shared = SharedContext(layers=segment_views(before), rows=None, cos_sin=None)
+        tail = PrivateTail(first_row=0, num_rows=num_tokens, layers=layer_views(kv), length=begin)
         self._model.write_document(
             token_ids,
             DecodeBatch(
                 cos_sin=self._rotary.cos_sin(positions),
-                documents=documents,
+                documents=(shared,) if before else (),
                 tails=(tail,),
                 log_length_R=log_length(positions, self._model.orthros.decode_temperature),
             ),

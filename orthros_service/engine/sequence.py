@@ -10,6 +10,7 @@ from torch import Tensor
 from orthros_service.engine.sampling import make_generator
 from orthros_service.engine.stopping import StopMatcher
 from orthros_service.engine.types import DecodeWork
+from orthros_service.model.batches import LayerKV, layer_views, segment_views
 from orthros_service.state.tensors import kv_tensor
 from orthros_service.state.types import AttentionState
 from orthros_service.tokenization.stream import TextStream
@@ -22,7 +23,7 @@ class DocumentContext:
 
     content_key: str
     state: AttentionState
-    segments: tuple[Tensor, ...]
+    layers: tuple[tuple[LayerKV, ...], ...]
     offset: int
 
 
@@ -48,6 +49,7 @@ class DecodeSequence:
     documents: list[DocumentContext]
     pending: list[int]
     kv: Tensor
+    layers: tuple[LayerKV, ...]
     stream: TextStream
     stops: StopMatcher
     generator: torch.Generator | None
@@ -79,6 +81,7 @@ class DecodeSequence:
             )
             grown[:, :, :, : self.length] = self.kv[:, :, :, : self.length]
             self.kv = grown
+            self.layers = layer_views(grown)
 
     def accept(self, token_id: int) -> tuple[str, int]:
         """Take one sampled token; returns the text to show now, and 1 if the token counts."""
@@ -120,7 +123,10 @@ def new_sequence(
         segments = tuple(kv_tensor(s, state.layout.dtype, device) for s in state.segments)
         documents.append(
             DocumentContext(
-                content_key=handle.content_key, state=state, segments=segments, offset=offset
+                content_key=handle.content_key,
+                state=state,
+                layers=segment_views(segments),
+                offset=offset,
             )
         )
         offset += state.num_tokens
@@ -129,6 +135,7 @@ def new_sequence(
         documents=documents,
         pending=list(work.tail_ids),
         kv=empty_kv,
+        layers=layer_views(empty_kv),
         stream=stream,
         stops=StopMatcher(work.sampling.stop),
         generator=make_generator(work.sampling),

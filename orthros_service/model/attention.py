@@ -63,8 +63,9 @@ def write_keys_values(layer: int, k_GRD: Tensor, v_GRD: Tensor, batch: Batch) ->
             for tail in batch.tails:
                 rows = slice(tail.first_row, tail.first_row + tail.num_rows)
                 end = tail.length + tail.num_rows
-                tail.kv[layer, 0, :, tail.length : end].copy_(rotated[:, rows])
-                tail.kv[layer, 1, :, tail.length : end].copy_(v_GRD[:, rows])
+                k_tail, v_tail = tail.layers[layer]
+                k_tail[:, tail.length : end] = rotated[:, rows]
+                v_tail[:, tail.length : end] = v_GRD[:, rows]
 
 
 def _attend_prefill(
@@ -106,11 +107,35 @@ def _attend_decode(
         tau_HR = 1 + temperature_H[:, None] * batch.log_length_R
         q_HRD = (q_HRD * tau_HR[..., None]).to(q_HRD.dtype)
     q_rotated = rotate(q_HRD, *batch.cos_sin)
-    out, lse = _attend_tails(layer, q_rotated, batch.tails)
-    for document in batch.documents:
-        out, lse = _attend_document(layer, q_HRD, q_rotated, document, out, lse)
+    if _is_one_token(batch):
+        out, lse = _attend_one_token(layer, q_rotated, batch)
+    else:
+        out, lse = _attend_tails(layer, q_rotated, batch.tails)
+        for document in batch.documents:
+            out, lse = _attend_document(layer, q_HRD, q_rotated, document, out, lse)
     _record(layer, q_HRD, lse, batch.evidence)
     return out.to(q_HRD.dtype)
+
+
+def _is_one_token(batch: DecodeBatch) -> bool:
+    """Whether one new token sees everything under one rotation: a lone sequence on one document."""
+    return (
+        len(batch.tails) == 1
+        and batch.tails[0].num_rows == 1
+        and all(d.rows is None and d.cos_sin is None for d in batch.documents)
+    )
+
+
+def _attend_one_token(layer: int, q_H1D: Tensor, batch: DecodeBatch) -> tuple[Tensor, Tensor]:
+    """One softmax over documents and tail: nothing to mask, nothing to merge."""
+    tail = batch.tails[0]
+    end = tail.length + 1
+    k_tail, v_tail = tail.layers[layer]
+    runs = [run for document in batch.documents for run in document.layers[layer]]
+    runs.append((k_tail[:, :end], v_tail[:, :end]))
+    grouped = q_H1D.reshape(k_tail.shape[0], -1, q_H1D.shape[-1])
+    out, lse = partial_attention(grouped, runs, scale=q_H1D.shape[-1] ** -0.5)
+    return out.reshape(q_H1D.shape), lse.reshape(q_H1D.shape[:2])
 
 
 def _attend_tails(
@@ -120,14 +145,11 @@ def _attend_tails(
     scale = q_HRD.shape[-1] ** -0.5
     parts = []
     for tail in tails:
+        rows = slice(tail.first_row, tail.first_row + tail.num_rows)
         end = tail.length + tail.num_rows
+        k_tail, v_tail = tail.layers[layer]
         parts.append(
-            causal_attention(
-                q_HRD[:, tail.first_row : tail.first_row + tail.num_rows],
-                tail.kv[layer, 0, :, :end],
-                tail.kv[layer, 1, :, :end],
-                scale=scale,
-            )
+            causal_attention(q_HRD[:, rows], k_tail[:, :end], v_tail[:, :end], scale=scale)
         )
     if len(parts) == 1:
         return parts[0]
@@ -143,14 +165,16 @@ def _attend_document(
         q = q_rotated if rows is None else q_rotated[:, rows]
     else:
         q = rotate(q_HRD if rows is None else q_HRD[:, rows], *document.cos_sin)
-    num_kv_heads = document.segments[0].shape[2]
+    num_kv_heads = document.layers[layer][0][0].shape[0]
     grouped = q.reshape(num_kv_heads, -1, q.shape[-1])
     scale = q.shape[-1] ** -0.5
     own = (out, lse) if rows is None else (out[:, rows], lse[:, rows])
-    partials = [(own[0].reshape(grouped.shape), own[1].reshape(grouped.shape[:2]))]
-    for segment in document.segments:
-        partials += partial_attention(grouped, segment[layer, 0], segment[layer, 1], scale=scale)
-    merged_out, merged_lse = merge_partials(partials)
+    merged_out, merged_lse = merge_partials(
+        [
+            (own[0].reshape(grouped.shape), own[1].reshape(grouped.shape[:2])),
+            partial_attention(grouped, document.layers[layer], scale=scale),
+        ]
+    )
     merged_out, merged_lse = merged_out.reshape(q.shape), merged_lse.reshape(q.shape[:2])
     if rows is None:
         return merged_out, merged_lse

@@ -4,9 +4,23 @@ Shape suffixes: L layers, H query heads, G KV heads, N tokens of the step, R row
 sequences), D head size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
+
+LayerKV = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each [G, N, D]."""
+
+
+def layer_views(kv: Tensor) -> tuple[LayerKV, ...]:
+    """By layer, views of keys and values [L, 2, G, N, D]; a step must not slice them anew."""
+    return tuple((layer[0], layer[1]) for layer in kv.unbind())
+
+
+def segment_views(segments: Sequence[Tensor]) -> tuple[tuple[LayerKV, ...], ...]:
+    """By layer and segment, views of a document's keys and values."""
+    return tuple(zip(*(layer_views(segment) for segment in segments), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +42,7 @@ class PrefillBatch:
 
     Args:
         start: Position of the first token, a multiple of `tile`.
-        cos_sin: Rotation at the tokens' positions, two [N, D/2] fp32.
+        cos_sin: Rotation at the tokens' positions, two [N, D] fp32.
         sink_cos_sin: Rotation at min(position, W + tile + s - 1), for the scores against sink keys.
         carry: Window and sinks of the steps before; None for the first step.
         kv_out: Receives this step's keys and values, [L, 2, G, N, D].
@@ -52,13 +66,13 @@ class SharedContext:
     """One document's keys and values, read once for all rows that attend to it.
 
     Args:
-        segments: Each [L, 2, G, n, D], in order. Not modified.
+        layers: `segment_views` of its segments. Not modified.
         rows: Rows of the batch that attend to it, int64; None for all.
         cos_sin: Rotation of those rows at (position - the document's offset); None if that is the
             batch's own.
     """
 
-    segments: tuple[Tensor, ...]
+    layers: tuple[tuple[LayerKV, ...], ...]
     rows: Tensor | None
     cos_sin: tuple[Tensor, Tensor] | None
 
@@ -70,13 +84,14 @@ class PrivateTail:
     Args:
         first_row: First row of this sequence in the batch.
         num_rows: Its rows, consecutive, in order.
-        kv: [L, 2, G, capacity, D]; tokens [length, length + num_rows) are written by the pass.
+        layers: `layer_views` with room for more; tokens [length, length + num_rows) are written
+            by the pass.
         length: Tokens already there.
     """
 
     first_row: int
     num_rows: int
-    kv: Tensor
+    layers: tuple[LayerKV, ...]
     length: int
 
 
@@ -100,7 +115,7 @@ class DecodeBatch:
     """Rows in decode mode: full softmax over documents and the private tail, causal in the tail.
 
     Args:
-        cos_sin: Rotation at each row's position, two [R, D/2] fp32.
+        cos_sin: Rotation at each row's position, two [R, D] fp32.
         documents: Shared contexts; a row may attend to several.
         tails: Together they cover every row once.
         log_length_R: ln(max(1, (position + 1) / 8192)) of each row for the temperature; None when

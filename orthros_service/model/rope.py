@@ -35,11 +35,13 @@ class RotaryTable:
             positions: int64, any shape, on the table's device.
 
         Returns:
-            cos and sin, fp32, [*positions.shape, D/2].
+            cos and sin, fp32, [*positions.shape, D]: for both halves of a head, the sine of the
+            first half negated, as `rotate` takes them.
         """
         angles = positions.to(torch.float64).unsqueeze(-1) * self._frequencies
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        return cos.to(torch.float32), sin.to(torch.float32)
+        both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return both[0].to(torch.float32), both[1].to(torch.float32)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -47,14 +49,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: [..., D], any floating dtype.
-        cos: fp32, [..., D/2], broadcastable to x's leading dimensions.
+        cos: fp32, [..., D], broadcastable to x.
         sin: Like cos.
 
     Returns:
         Same shape and dtype as x; computed in fp32.
     """
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    swapped = torch.roll(x, x.shape[-1] // 2, -1)
+    return (x * cos).addcmul_(swapped, sin).to(x.dtype)
 
 
 def _frequencies(config: ModelConfig) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orthros_service.model.attention import attend, write_keys_values
-from orthros_service.model.batches import Batch, DecodeBatch, PrivateTail
+from orthros_service.model.batches import Batch, DecodeBatch, PrivateTail, layer_views
 from orthros_service.model.config import ModelConfig, OrthrosConfig
 from orthros_service.model.rope import RotaryTable
 
@@ -173,7 +173,12 @@ def full_logits(model: Transformer, token_ids: Tensor) -> Tensor:
         cos_sin=table.cos_sin(torch.arange(num_tokens, device=device)),
         documents=(),
         tails=(
-            PrivateTail(first_row=0, num_rows=num_tokens, kv=model.new_kv(num_tokens), length=0),
+            PrivateTail(
+                first_row=0,
+                num_rows=num_tokens,
+                layers=layer_views(model.new_kv(num_tokens)),
+                length=0,
+            ),
         ),
     )
     return model.logits(model.hidden_states(token_ids, batch)).float()

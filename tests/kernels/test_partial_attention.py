@@ -25,14 +25,14 @@ def _random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_keys", [1, 2, 127, 255, 256, 257, 1000, 2048])
-@pytest.mark.parametrize("rows", [1, 3, 24, 64, 65, 200])
+@pytest.mark.parametrize("rows", [1, 3, 24, 32, 33, 200])
 def test_fast_path_equals_the_reference(num_keys: int, rows: int) -> None:
     q, k, v = (
         _random(3, rows, 16),
         _random(3, num_keys, 16, seed=1),
         _random(3, num_keys, 16, seed=2),
     )
-    out, lse = merge_partials(partial_attention(q, k, v, scale=0.25))
+    out, lse = partial_attention(q, [(k, v)], scale=0.25)
     expected_out, expected_lse = partial_attention_reference(q, k, v, scale=0.25)
     torch.testing.assert_close(out, expected_out, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(lse, expected_lse, atol=2e-6, rtol=1e-5)
@@ -43,13 +43,13 @@ def test_fast_path_equals_the_reference(num_keys: int, rows: int) -> None:
 def test_merging_any_split_of_the_keys_equals_one_softmax(borders: list[int]) -> None:
     q, k, v = _random(2, 5, 8), _random(2, 300, 8, seed=1), _random(2, 300, 8, seed=2)
     edges = [0, *sorted(borders), 300]
-    parts = [
-        partial
-        for a, b in pairwise(edges)
-        for partial in partial_attention(q, k[:, a:b], v[:, a:b], scale=0.4)
-    ]
+    runs = [(k[:, a:b], v[:, a:b]) for a, b in pairwise(edges)]
+    parts = [partial_attention(q, [run], scale=0.4) for run in runs]
     out, lse = merge_partials(parts)
     expected_out, expected_lse = partial_attention_reference(q, k, v, scale=0.4)
+    at_once = partial_attention(q, runs, scale=0.4)
+    torch.testing.assert_close(at_once[0], expected_out, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(at_once[1], expected_lse, atol=2e-6, rtol=1e-5)
     plain_out, plain_lse = merge_partials_reference(parts)
     torch.testing.assert_close(plain_out, expected_out, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(plain_lse, expected_lse, atol=2e-6, rtol=1e-5)
@@ -78,11 +78,28 @@ def test_causal_attention_shows_each_query_its_past_only(num_queries: int, num_k
 
 def test_the_masses_of_all_runs_add_up_to_the_number_of_rows() -> None:
     q, k, v = _random(2, 5, 8), _random(2, 300, 8, seed=1), _random(2, 300, 8, seed=2)
-    _, lse = merge_partials(partial_attention(q, k, v, scale=0.4))
+    _, lse = partial_attention(q, [(k, v)], scale=0.4)
     masses = [attention_mass(q, k[:, a : a + 100], lse, scale=0.4) for a in (0, 100, 200)]
     assert sum(mass.sum() for mass in masses).item() == pytest.approx(10, abs=1e-4)
     weights = torch.softmax(q @ k.transpose(1, 2) * 0.4, -1).sum((0, 1))
     torch.testing.assert_close(torch.cat(masses), weights, atol=1e-6, rtol=1e-5)
+
+
+def test_no_run_is_refused() -> None:
+    with pytest.raises(KernelError, match="at least one run"):
+        partial_attention(_random(2, 5, 8), [], scale=1.0)
+
+
+@pytest.mark.parametrize("rows", [3, 24, 40])
+def test_bfloat16_stays_within_its_rounding_of_the_reference(rows: int) -> None:
+    q, k, v = (_random(3, n, 64, seed=n).bfloat16() for n in (rows, 700, 701))
+    v = v[:, :700]
+    out, lse = partial_attention(
+        q, [(k[:, :300], v[:, :300]), (k[:, 300:], v[:, 300:])], scale=0.125
+    )
+    expected_out, expected_lse = partial_attention_reference(q, k, v, scale=0.125)
+    assert (out.float() - expected_out).norm() / expected_out.norm() < 1e-2
+    assert (lse - expected_lse).abs().max() < 1e-2
 
 
 @pytest.mark.parametrize(
@@ -96,4 +113,4 @@ def test_the_masses_of_all_runs_add_up_to_the_number_of_rows() -> None:
 )
 def test_a_wrong_argument_is_named(q: torch.Tensor, k: torch.Tensor, named: str) -> None:
     with pytest.raises(KernelError, match=named):
-        partial_attention(q, k, k, scale=1.0)
+        partial_attention(q, [(k, k)], scale=1.0)

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from orthros_kernels.partial_attention.reference import Partial
 
-# Fewer keys than this are not worth a split over threads.
-_SPLIT_MIN_KEYS = 256
-_SPLIT_MAX_ROWS = 64
+KeysValues = tuple[Tensor, Tensor]
+
+# Up to this many rows per KV head, plain products beat the fused kernel (2 cores, AVX-512 bf16).
+_NARROW_MAX_ROWS = 32
 _MERGE_AT_ONCE = 8
 
 
@@ -37,28 +38,34 @@ def flash_partial(
     return (out, lse) if has_batch else (out[0], lse[0])
 
 
-def partial_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> list[Partial]:
-    """Attend [G, R, D] rows to every one of [G, N, D] keys; the partials are not merged yet.
+def partial_attention_cpu(q: Tensor, runs: Sequence[KeysValues], *, scale: float) -> Partial:
+    """Attend [G, R, D] rows to every key of all runs, each [G, N, D]."""
+    if q.shape[1] > _NARROW_MAX_ROWS:
+        return merge_partials_cpu([flash_partial(q, k, v, scale=scale) for k, v in runs])
+    return _narrow_attention(q, runs, scale)
 
-    Few rows would leave threads idle, so the keys are split in as many pieces as there are threads.
+
+def _narrow_attention(q: Tensor, runs: Sequence[KeysValues], scale: float) -> Partial:
+    """Few rows: plain products per run around one softmax over all of them.
+
+    The fused kernel is built for many rows; with a handful it is bound by its small blocks. Scores
+    are rounded to q's dtype here, which on real text changes the model's output by less than its
+    bf16 weights do.
     """
-    num_pieces = torch.get_num_threads()
-    num_kv_heads, num_keys, _ = k.shape
-    if (
-        q.shape[1] > _SPLIT_MAX_ROWS
-        or num_pieces == 1
-        or num_keys < _SPLIT_MIN_KEYS
-        or num_keys % num_pieces
-        or num_kv_heads % num_pieces == 0
-    ):
-        return [flash_partial(q, k, v, scale=scale)]
-    outs, lses = flash_partial(
-        q.expand(num_pieces, -1, -1, -1),
-        _split_keys(k, num_pieces),
-        _split_keys(v, num_pieces),
-        scale=scale,
-    )
-    return list(zip(outs.unbind(), lses.unbind(), strict=True))
+    sizes = [k.shape[1] for k, _ in runs]
+    parts = [torch.bmm(q, k.transpose(1, 2)) for k, _ in runs]
+    scores = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).float()
+    scores *= scale
+    highest = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(highest).exp_()
+    total = weights.sum(-1)
+    weights = weights.to(q.dtype)
+    out = torch.bmm(weights[..., : sizes[0]], runs[0][1]).float()
+    begin = sizes[0]
+    for (_, v), size in zip(runs[1:], sizes[1:], strict=True):
+        out += torch.bmm(weights[..., begin : begin + size], v)
+        begin += size
+    return out.div_(total[..., None]), highest[..., 0] + total.log()
 
 
 def merge_partials_cpu(partials: Sequence[Partial]) -> Partial:
@@ -74,16 +81,6 @@ def merge_partials_cpu(partials: Sequence[Partial]) -> Partial:
         out = (outs * weights[..., None]).sum(0).div_(total[..., None])
         merged = [(out, highest + total.log_()), *((o.float(), lse) for o, lse in rest)]
     return merged[0]
-
-
-def _split_keys(x: Tensor, num_pieces: int) -> Tensor:
-    """View [G, N, D] as [pieces, G, N / pieces, D]."""
-    num_kv_heads, num_keys, head_dim = x.shape
-    per_piece = num_keys // num_pieces
-    return x.as_strided(
-        (num_pieces, num_kv_heads, per_piece, head_dim),
-        (per_piece * x.stride(1), x.stride(0), x.stride(1), 1),
-    )
 
 
 def causal_attention_cpu(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from orthros_kernels.errors import check
 from orthros_kernels.partial_attention.cpu import (
+    KeysValues,
     causal_attention_cpu,
     merge_partials_cpu,
     partial_attention_cpu,
@@ -23,27 +24,26 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     )
 
 
-def partial_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> list[Partial]:
-    """Attend rows of queries to every key of one run, without a mask.
+def partial_attention(q: Tensor, runs: Sequence[KeysValues], *, scale: float) -> Partial:
+    """Attend rows of queries to every key of one or several runs, without a mask.
 
     Args:
-        q: [G, R, D]; R rows are the query heads of a KV head times the queries that share these
-            keys.
-        k: Keys, [G, N, D], N >= 1; unit stride in D. Not modified.
-        v: Values, like k.
+        q: [G, R, D]; R rows are the query heads of a KV head times the queries that share the keys.
+        runs: Keys and values of each run, both [G, N, D], N >= 1; unit stride in D. Not modified.
         scale: Softmax scale, usually D ** -0.5.
 
     Returns:
-        One or several partials, each an output [G, R, D] and the fp32 log-sum-exp of its scores
-        [G, R]: the keys may be split over workers. `merge_partials` makes one softmax of them,
-        together with those of other runs.
+        Output [G, R, D] of one softmax over all runs, and the fp32 log-sum-exp of the scores
+        [G, R], with which `merge_partials` joins it to others.
 
     Raises:
-        KernelError: Shapes or dtypes do not fit.
+        KernelError: Shapes or dtypes do not fit, or there is no run.
     """
-    _check(q, k, v)
-    check(q.shape[0] == k.shape[0], f"q has {q.shape[0]} KV heads, k has {k.shape[0]}")
-    return partial_attention_cpu(q, k, v, scale=scale)
+    check(len(runs) > 0, "runs must hold at least one run of keys and values")
+    for k, v in runs:
+        _check(q, k, v)
+        check(q.shape[0] == k.shape[0], f"q has {q.shape[0]} KV heads, k has {k.shape[0]}")
+    return partial_attention_cpu(q, runs, scale=scale)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:

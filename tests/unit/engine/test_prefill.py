@@ -8,7 +8,13 @@ from orthros_service.engine import prefill as prefill_module
 from orthros_service.engine.prefill import PrefillEngine
 from orthros_service.engine.types import PrefillStep
 from orthros_service.errors import CancelledError, StateMismatchError
-from orthros_service.model.batches import DecodeBatch, PrivateTail, SharedContext
+from orthros_service.model.batches import (
+    DecodeBatch,
+    PrivateTail,
+    SharedContext,
+    layer_views,
+    segment_views,
+)
 from orthros_service.model.reference import phase_logits
 from orthros_service.model.rope import RotaryTable, rotate
 from orthros_service.model.transformer import full_logits
@@ -26,8 +32,14 @@ def _decode_rest(bench, state, rest: list[int]) -> torch.Tensor:
     segments = tuple(kv_tensor(s, "float32", torch.device("cpu")) for s in state.segments)
     batch = DecodeBatch(
         cos_sin=RotaryTable(model.config, device="cpu").cos_sin(torch.arange(start, start + count)),
-        documents=(SharedContext(segments=segments, rows=None, cos_sin=None),) if segments else (),
-        tails=(PrivateTail(first_row=0, num_rows=count, kv=model.new_kv(count), length=0),),
+        documents=(SharedContext(layers=segment_views(segments), rows=None, cos_sin=None),)
+        if segments
+        else (),
+        tails=(
+            PrivateTail(
+                first_row=0, num_rows=count, layers=layer_views(model.new_kv(count)), length=0
+            ),
+        ),
     )
     with torch.inference_mode():
         return model.logits(model.hidden_states(torch.tensor(rest), batch)).float()
