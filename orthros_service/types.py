@@ -4,9 +4,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 PrefillModeChoice = Literal["auto", "full", "linear"]
 Role = Literal["system", "user", "assistant"]
+PrefillMode = Literal["full", "linear"]
+"""How document tokens attended to one another: full softmax, or the linear prefill mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,25 @@ class DocumentText:
     text: str
     mode: PrefillModeChoice = "auto"
     document_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedDocument:
+    """A document's tokens, header included, with the code points that each covers.
+
+    Args:
+        content_key: Names the content; equal keys share one state.
+        token_ids: [n] int32.
+        char_starts: [n] int64.
+        char_ends: [n] int64.
+        mode: The prefill mode that was chosen for it.
+    """
+
+    content_key: str
+    token_ids: npt.NDArray[np.int32]
+    char_starts: npt.NDArray[np.int64]
+    char_ends: npt.NDArray[np.int64]
+    mode: PrefillMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

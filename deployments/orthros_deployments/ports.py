@@ -11,8 +11,8 @@ from orthros_deployments.descriptions import ServiceDescription
 from orthros_deployments.remote_errors import orthros_errors
 from orthros_service.engine.types import DecodeOutput, DecodeWork
 from orthros_service.errors import UnavailableError
-from orthros_service.state.types import StateHandle, TokenizedDocument
-from orthros_service.types import DocumentText
+from orthros_service.state.types import StateHandle
+from orthros_service.types import DocumentText, TokenizedDocument
 
 logger = logging.getLogger(__name__)
 

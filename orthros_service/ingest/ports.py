@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from orthros_service.engine.types import PrefillStep
-from orthros_service.state.types import PrefillMode, SegmentRef, TokenizedDocument
-from orthros_service.types import DocumentText, IngestProgress
+from orthros_service.state.types import SegmentRef
+from orthros_service.types import DocumentText, IngestProgress, PrefillMode, TokenizedDocument
 
 Source = DocumentText | TokenizedDocument
 """A text, or tokens that need no header: the prefix of a long chat."""

@@ -19,14 +19,14 @@ from orthros_service.ingest.ports import DocumentTokenizer, PrefillWorker, Sourc
 from orthros_service.settings import PrefillSettings
 from orthros_service.state.store import StateStore
 from orthros_service.state.transport import SegmentTransport
-from orthros_service.state.types import (
+from orthros_service.state.types import SegmentRef, StateHandle, StateLayout
+from orthros_service.types import (
+    DocumentText,
+    IngestProgress,
     PrefillMode,
-    SegmentRef,
-    StateHandle,
-    StateLayout,
+    PrefillModeChoice,
     TokenizedDocument,
 )
-from orthros_service.types import DocumentText, IngestProgress, PrefillModeChoice
 
 logger = logging.getLogger(__name__)
 

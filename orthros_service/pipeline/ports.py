@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from orthros_service.engine.types import DecodeOutput, DecodeWork, DocumentEvidence
-from orthros_service.state.types import StateHandle, TokenizedDocument
-from orthros_service.types import DocumentText, EvidenceSpan, Message
+from orthros_service.state.types import StateHandle
+from orthros_service.types import DocumentText, EvidenceSpan, Message, TokenizedDocument
 
 
 class CoordinatorPort(Protocol):

@@ -7,8 +7,7 @@ import numpy as np
 
 from orthros_service.errors import ContextTooLongError
 from orthros_service.pipeline.ports import TailFormat
-from orthros_service.state.types import PrefillMode, TokenizedDocument
-from orthros_service.types import DocumentText, GenerationRequest
+from orthros_service.types import DocumentText, GenerationRequest, PrefillMode, TokenizedDocument
 
 MIN_TAIL_TOKENS = 512
 """Tokens at the end of a long chat that always run in decode mode."""

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from orthros_service.errors import StateMismatchError
+from orthros_service.types import PrefillMode
 
 FORMAT_VERSION = 1
 
 KVDtype = Literal["bfloat16", "float32", "float16"]
-PrefillMode = Literal["full", "linear"]
-"""How document tokens attended to one another: full softmax, or the linear prefill mode."""
 
 STORAGE_DTYPES: dict[KVDtype, np.dtype] = {
     "bfloat16": np.dtype(np.int16),
@@ -150,22 +149,3 @@ class StateHandle:
     segments: tuple[SegmentRef, ...]
     num_tokens: int
     num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizedDocument:
-    """A document's tokens, header included, with the code points that each covers.
-
-    Args:
-        content_key: Names the content; equal keys share one state.
-        token_ids: [n] int32.
-        char_starts: [n] int64.
-        char_ends: [n] int64.
-        mode: The prefill mode that was chosen for it.
-    """
-
-    content_key: str
-    token_ids: npt.NDArray[np.int32]
-    char_starts: npt.NDArray[np.int64]
-    char_ends: npt.NDArray[np.int64]
-    mode: PrefillMode

@@ -50,6 +50,8 @@ CODES = (
     "state_mismatch",
     "state_corrupted",
     "engine_error",
+    "job_failed",
+    "incomplete_output",
     "internal",
 )
 

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from orthros_service.errors import InvalidValueError, ModelError
-from orthros_service.state.types import PrefillMode, TokenizedDocument
 from orthros_service.tokenization.template import (
     FIXED_TIME,
     SEPARATOR,
@@ -15,7 +14,7 @@ from orthros_service.tokenization.template import (
     ChatTemplate,
 )
 from orthros_service.tokenization.tokenizer import Tokenizer
-from orthros_service.types import Message
+from orthros_service.types import Message, PrefillMode, TokenizedDocument
 
 _FIXED_SYSTEM = Message(role="system", content=SYSTEM_TEXT)
 _USER = Message(role="user", content="")

@@ -20,14 +20,8 @@ from orthros_service.engine.types import (
 from orthros_service.model.config import ModelConfig, OrthrosConfig
 from orthros_service.model.loading import LoadedModel
 from orthros_service.model.transformer import Transformer
-from orthros_service.state.types import (
-    AttentionState,
-    PrefillMode,
-    Segment,
-    StateHandle,
-    StateLayout,
-)
-from orthros_service.types import SamplingParameters
+from orthros_service.state.types import AttentionState, Segment, StateHandle, StateLayout
+from orthros_service.types import PrefillMode, SamplingParameters
 
 VOCAB = 97
 SEGMENT = 96

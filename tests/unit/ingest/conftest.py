@@ -14,14 +14,14 @@ from orthros_service.ingest import Ingestor, prefiller
 from orthros_service.settings import PrefillSettings, StateSettings
 from orthros_service.state.store import StateStore
 from orthros_service.state.transport import LocalTransport
-from orthros_service.state.types import (
+from orthros_service.state.types import Segment, StateHandle, StateLayout
+from orthros_service.types import (
+    DocumentText,
+    IngestProgress,
     PrefillMode,
-    Segment,
-    StateHandle,
-    StateLayout,
+    PrefillModeChoice,
     TokenizedDocument,
 )
-from orthros_service.types import DocumentText, IngestProgress, PrefillModeChoice
 
 HEADER = [1, 2]
 SEGMENT_TOKENS = 4

@@ -11,7 +11,7 @@ from orthros_service.errors import (
     EmptyDocumentError,
     InvalidValueError,
 )
-from orthros_service.state.types import TokenizedDocument
+from orthros_service.types import TokenizedDocument
 
 SHORT = "abcd"
 LONG = "abcdefghijklmnopqrstuvwxyz"

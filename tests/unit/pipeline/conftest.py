@@ -15,7 +15,7 @@ from orthros_service.engine.types import (
     DocumentEvidence,
 )
 from orthros_service.pipeline import Pipeline, PromptLimits, PromptPlanner
-from orthros_service.state.types import StateHandle, StateLayout, TokenizedDocument
+from orthros_service.state.types import StateHandle, StateLayout
 from orthros_service.types import (
     DocumentText,
     EvidenceSpan,
@@ -24,6 +24,7 @@ from orthros_service.types import (
     Message,
     ModelInfo,
     SamplingParameters,
+    TokenizedDocument,
 )
 
 HEADER_TOKENS = 10
