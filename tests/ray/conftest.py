@@ -21,8 +21,6 @@ import httpx
 import pytest
 
 ORTHROS = Path(sys.executable).with_name("orthros")
-TILE, WINDOW, SEGMENT = 16, 32, 64
-FULL_PREFILL = 1024
 Event = tuple[str, dict[str, Any]]
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -47,8 +45,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory.mkdir()
     vocab_size = _write_tokenizer(directory)
     _write_weights(directory, vocab_size)
-    orthros = {"window": WINDOW, "tile": TILE, "full_prefill_max_tokens": FULL_PREFILL}
-    (directory / "orthros.json").write_text(json.dumps(orthros))
+    (directory / "orthros.json").write_text(
+        json.dumps({"window": 32, "tile": 16, "full_prefill_max_tokens": 1024})
+    )
     return directory
 
 
@@ -132,10 +131,6 @@ class Service:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def log(self) -> Path:
-        return self.home / "log.txt"
 
     def descendants(self) -> dict[int, str]:
         """Every process that the service has started, by id, with its title."""
@@ -234,8 +229,7 @@ def eventually() -> Callable[..., Any]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -247,7 +241,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     settings = {
         "ORTHROS_MODEL__DTYPE": "float32",
         "ORTHROS_MODEL__NUM_THREADS": "1",
-        "ORTHROS_PREFILL__SEGMENT_TOKENS": str(SEGMENT),
+        "ORTHROS_PREFILL__SEGMENT_TOKENS": "64",
         "ORTHROS_DECODE__MAX_SEQUENCES": "64",
         "ORTHROS_DOCUMENTS__DATABASE_URL": f"sqlite:///{home}/orthros.db",
         "ORTHROS_DOCUMENTS__TEXT_URI": f"{home}/texts",

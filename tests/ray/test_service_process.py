@@ -76,4 +76,4 @@ def test_a_stop_ends_every_process_and_frees_the_port(service, eventually):
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", service.port))
-    assert "Traceback" not in service.log.read_text().split("Stopping;")[-1]
+    assert "Traceback" not in (service.home / "log.txt").read_text().split("Stopping;")[-1]
