@@ -4,6 +4,7 @@ from orthros_kernels.attention_mass.op import attention_mass
 from orthros_kernels.errors import KernelError
 from orthros_kernels.partial_attention.op import (
     causal_attention,
+    full_attention,
     merge_partials,
     partial_attention,
 )
@@ -13,6 +14,7 @@ __all__ = [
     "KernelError",
     "attention_mass",
     "causal_attention",
+    "full_attention",
     "merge_partials",
     "partial_attention",
     "phase_attention",

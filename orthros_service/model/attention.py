@@ -8,11 +8,16 @@ to its document.
 import torch
 from torch import Tensor
 
-from orthros_kernels import causal_attention, merge_partials, partial_attention, phase_attention
+from orthros_kernels import (
+    causal_attention,
+    full_attention,
+    merge_partials,
+    partial_attention,
+    phase_attention,
+)
 from orthros_service.model.batches import (
     Batch,
     DecodeBatch,
-    EvidenceRecord,
     PrefillBatch,
     PrivateTail,
     SharedContext,
@@ -107,13 +112,15 @@ def _attend_decode(
         tau_HR = 1 + temperature_H[:, None] * batch.log_length_R
         q_HRD = (q_HRD * tau_HR[..., None]).to(q_HRD.dtype)
     q_rotated = rotate(q_HRD, *batch.cos_sin)
-    if _is_one_token(batch):
-        out, lse = _attend_one_token(layer, q_rotated, batch)
-    else:
-        out, lse = _attend_tails(layer, q_rotated, batch.tails)
-        for document in batch.documents:
-            out, lse = _attend_document(layer, q_HRD, q_rotated, document, out, lse)
-    _record(layer, q_HRD, lse, batch.evidence)
+    has_evidence = batch.evidence is not None and layer in batch.evidence.layers
+    if _is_one_token(batch) and not has_evidence:
+        return _attend_one_token(layer, q_rotated, batch).to(q_HRD.dtype)
+    out, lse = _attend_tails(layer, q_rotated, batch.tails)
+    for document in batch.documents:
+        out, lse = _attend_document(layer, q_HRD, q_rotated, document, out, lse)
+    if batch.evidence is not None and has_evidence:
+        batch.evidence.queries[layer] = q_HRD
+        batch.evidence.lse[layer] = lse
     return out.to(q_HRD.dtype)
 
 
@@ -126,7 +133,7 @@ def _is_one_token(batch: DecodeBatch) -> bool:
     )
 
 
-def _attend_one_token(layer: int, q_H1D: Tensor, batch: DecodeBatch) -> tuple[Tensor, Tensor]:
+def _attend_one_token(layer: int, q_H1D: Tensor, batch: DecodeBatch) -> Tensor:
     """One softmax over documents and tail: nothing to mask, nothing to merge."""
     tail = batch.tails[0]
     end = tail.length + 1
@@ -134,8 +141,7 @@ def _attend_one_token(layer: int, q_H1D: Tensor, batch: DecodeBatch) -> tuple[Te
     runs = [run for document in batch.documents for run in document.layers[layer]]
     runs.append((k_tail[:, :end], v_tail[:, :end]))
     grouped = q_H1D.reshape(k_tail.shape[0], -1, q_H1D.shape[-1])
-    out, lse = partial_attention(grouped, runs, scale=q_H1D.shape[-1] ** -0.5)
-    return out.reshape(q_H1D.shape), lse.reshape(q_H1D.shape[:2])
+    return full_attention(grouped, runs, scale=q_H1D.shape[-1] ** -0.5).reshape(q_H1D.shape)
 
 
 def _attend_tails(
@@ -180,12 +186,6 @@ def _attend_document(
         return merged_out, merged_lse
     out = out.float().index_copy(1, rows, merged_out)
     return out, lse.index_copy(1, rows, merged_lse)
-
-
-def _record(layer: int, q_HRD: Tensor, lse_HR: Tensor, evidence: EvidenceRecord | None) -> None:
-    if evidence is not None and layer in evidence.layers:
-        evidence.queries[layer] = q_HRD
-        evidence.lse[layer] = lse_HR
 
 
 def log_length(

@@ -11,6 +11,7 @@ from orthros_kernels import (
     KernelError,
     attention_mass,
     causal_attention,
+    full_attention,
     merge_partials,
     partial_attention,
 )
@@ -50,6 +51,8 @@ def test_merging_any_split_of_the_keys_equals_one_softmax(borders: list[int]) ->
     at_once = partial_attention(q, runs, scale=0.4)
     torch.testing.assert_close(at_once[0], expected_out, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(at_once[1], expected_lse, atol=2e-6, rtol=1e-5)
+    alone = full_attention(q, runs, scale=0.4)
+    torch.testing.assert_close(alone, expected_out, atol=2e-6, rtol=1e-5)
     plain_out, plain_lse = merge_partials_reference(parts)
     torch.testing.assert_close(plain_out, expected_out, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(plain_lse, expected_lse, atol=2e-6, rtol=1e-5)

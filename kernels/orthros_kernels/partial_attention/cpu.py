@@ -52,20 +52,35 @@ def _narrow_attention(q: Tensor, runs: Sequence[KeysValues], scale: float) -> Pa
     are rounded to q's dtype here, which on real text changes the model's output by less than its
     bf16 weights do.
     """
-    sizes = [k.shape[1] for k, _ in runs]
-    parts = [torch.bmm(q, k.transpose(1, 2)) for k, _ in runs]
-    scores = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).float()
-    scores *= scale
+    scores = _scores(q, runs, scale).float()
     highest = scores.amax(-1, keepdim=True)
     weights = scores.sub_(highest).exp_()
     total = weights.sum(-1)
-    weights = weights.to(q.dtype)
-    out = torch.bmm(weights[..., : sizes[0]], runs[0][1]).float()
-    begin = sizes[0]
-    for (_, v), size in zip(runs[1:], sizes[1:], strict=True):
-        out += torch.bmm(weights[..., begin : begin + size], v)
-        begin += size
+    out = _weighted_values(weights.to(q.dtype), runs)
     return out.div_(total[..., None]), highest[..., 0] + total.log()
+
+
+def full_attention_cpu(q: Tensor, runs: Sequence[KeysValues], *, scale: float) -> Tensor:
+    """`partial_attention_cpu` without log-sum-exp: one fused softmax for a few rows."""
+    if q.shape[1] > _NARROW_MAX_ROWS:
+        return partial_attention_cpu(q, runs, scale=scale)[0]
+    return _weighted_values(_scores(q, runs, scale).softmax(-1), runs)
+
+
+def _scores(q: Tensor, runs: Sequence[KeysValues], scale: float) -> Tensor:
+    """Scaled scores of all runs side by side, [G, R, sum of N], in q's dtype."""
+    scaled = q * scale
+    parts = [torch.bmm(scaled, k.transpose(1, 2)) for k, _ in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _weighted_values(weights: Tensor, runs: Sequence[KeysValues]) -> Tensor:
+    """Sum over runs of weights times values, [G, R, D] fp32."""
+    parts = torch.split(weights, [k.shape[1] for k, _ in runs], -1)
+    out = torch.bmm(parts[0], runs[0][1]).float()
+    for part, (_, v) in zip(parts[1:], runs[1:], strict=True):
+        out += torch.bmm(part, v)
+    return out
 
 
 def merge_partials_cpu(partials: Sequence[Partial]) -> Partial:

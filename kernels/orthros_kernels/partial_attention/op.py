@@ -8,6 +8,7 @@ from orthros_kernels.errors import check
 from orthros_kernels.partial_attention.cpu import (
     KeysValues,
     causal_attention_cpu,
+    full_attention_cpu,
     merge_partials_cpu,
     partial_attention_cpu,
 )
@@ -22,6 +23,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         q.dtype == k.dtype == v.dtype,
         f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; they must agree",
     )
+
+
+def _check_runs(q: Tensor, runs: Sequence[KeysValues]) -> None:
+    check(len(runs) > 0, "runs must hold at least one run of keys and values")
+    for k, v in runs:
+        _check(q, k, v)
+        check(q.shape[0] == k.shape[0], f"q has {q.shape[0]} KV heads, k has {k.shape[0]}")
 
 
 def partial_attention(q: Tensor, runs: Sequence[KeysValues], *, scale: float) -> Partial:
@@ -39,11 +47,26 @@ def partial_attention(q: Tensor, runs: Sequence[KeysValues], *, scale: float) ->
     Raises:
         KernelError: Shapes or dtypes do not fit, or there is no run.
     """
-    check(len(runs) > 0, "runs must hold at least one run of keys and values")
-    for k, v in runs:
-        _check(q, k, v)
-        check(q.shape[0] == k.shape[0], f"q has {q.shape[0]} KV heads, k has {k.shape[0]}")
+    _check_runs(q, runs)
     return partial_attention_cpu(q, runs, scale=scale)
+
+
+def full_attention(q: Tensor, runs: Sequence[KeysValues], *, scale: float) -> Tensor:
+    """`partial_attention` for queries that see nothing else: no log-sum-exp.
+
+    Args:
+        q: [G, R, D].
+        runs: Keys and values of each run, both [G, N, D], N >= 1.
+        scale: Softmax scale.
+
+    Returns:
+        Output [G, R, D].
+
+    Raises:
+        KernelError: Shapes or dtypes do not fit, or there is no run.
+    """
+    _check_runs(q, runs)
+    return full_attention_cpu(q, runs, scale=scale)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Partial:
