@@ -45,7 +45,7 @@ class ServedBackend:
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self._coordinator = CoordinatorReplica(coordinator)
-        self._decoder = DecodeReplicas(decode)
+        self._decoder = DecodeReplicas(decode, forget=self._coordinator.forget)
         self._tokenizer = tokenizer
         self._pipeline: Pipeline | None = None
         self._building = asyncio.Lock()

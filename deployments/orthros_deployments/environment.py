@@ -21,9 +21,9 @@ from orthros_service.tokenization import Tokenizer
 logger = logging.getLogger(__name__)
 
 WORKER_VARIABLES = {
-    # Idle OpenMP threads spin by default, which starves the other replicas of a small machine.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "GOMP_SPINCOUNT": "0",
+    # An idle OpenMP thread spins for long by default, which starves the other replicas of a small
+    # machine. Not spinning at all costs a third of the decode speed; about 50 us cost neither.
+    "GOMP_SPINCOUNT": "3000",
 }
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

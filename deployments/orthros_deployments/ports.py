@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentRes
 from orthros_deployments.descriptions import ServiceDescription
 from orthros_deployments.remote_errors import orthros_errors
 from orthros_service.engine.types import DecodeOutput, DecodeWork
-from orthros_service.errors import UnavailableError
+from orthros_service.errors import StateError, UnavailableError
 from orthros_service.state.types import StateHandle
 from orthros_service.types import DocumentText, TokenizedDocument
 
@@ -66,16 +66,24 @@ class CoordinatorReplica:
 
 
 class DecodeReplicas:
-    """The decode deployment as one worker; a `DecodeWorker`."""
+    """The decode deployment as one worker; a `DecodeWorker`.
 
-    def __init__(self, handle: DeploymentHandle[object]) -> None:
+    Args:
+        handle: Handle of the decode deployment.
+        forget: Drops a state of which segments are lost, so that it is made anew.
+    """
+
+    def __init__(
+        self, handle: DeploymentHandle[object], *, forget: Callable[[str], Awaitable[None]]
+    ) -> None:
         self._handle = handle
+        self._forget = forget
 
     async def generate(self, work: DecodeWork) -> AsyncGenerator[DecodeOutput, None]:
         """Stream one sequence from one replica.
 
         Raises:
-            UnavailableError: The replica that had it died.
+            UnavailableError: The replica that had it died, or a state is lost.
             OrthrosError: The sequence failed.
         """
         outputs = self._handle.options(stream=True).generate.remote(work)
@@ -86,6 +94,16 @@ class DecodeReplicas:
                 async for output in outputs:
                     yield output
             is_ended = True
+        except StateError as error:
+            if error.phase != "handoff":
+                raise
+            for document in work.documents:
+                await self._forget(document.content_key)
+            raise UnavailableError(
+                "A part of a document's state was lost; send the request again, and the document "
+                "is prefilled again.",
+                phase="handoff",
+            ) from error
         finally:
             if not is_ended:
                 outputs.cancel()  # type: ignore[no-untyped-call]

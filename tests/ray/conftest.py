@@ -1,7 +1,4 @@
-"""One real service for the whole run: `orthros serve` with a tiny random model, in its own process.
-
-Its Ray cluster is the one that this process joins, and the only one that any test here starts.
-"""
+"""One real service for the whole run: `orthros serve` with a tiny random model, on its own Ray."""
 
 import contextlib
 import json
@@ -30,7 +27,7 @@ CHATML = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The test that stops the service comes last, whatever its file is called."""
+    """The test that stops the service comes last."""
     items.sort(key=lambda item: item.get_closest_marker("last_of_service") is not None)
 
 
@@ -165,8 +162,7 @@ class Service:
 
     def ready(self, text: str, **options: Any) -> str:
         document_id = self.upload(text, **options)
-        last = self.events(document_id)[-1]
-        assert last["status"] == "ready", last
+        assert self.events(document_id)[-1]["status"] == "ready"
         return document_id
 
     def document(self, document_id: str) -> Any:

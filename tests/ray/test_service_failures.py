@@ -116,3 +116,49 @@ def test_errors_of_the_workers_keep_their_kind_across_the_cluster(service, clust
         asyncio.run(ingest_nothing())
     assert type(caught.value) is EmptyDocumentError
     assert caught.value.phase == "prefill"
+
+
+def test_a_state_whose_segments_are_lost_is_dropped_and_the_request_may_be_repeated(
+    service, cluster_of_service
+):
+    import asyncio
+    from dataclasses import replace
+
+    from ray import serve
+
+    from orthros_deployments.ports import CoordinatorReplica, DecodeReplicas
+    from orthros_service.documents import content_key
+    from orthros_service.engine.types import DecodeWork
+    from orthros_service.errors import UnavailableError
+    from orthros_service.types import DocumentText, SamplingParameters
+
+    text = "Lost and found. " * 40
+    source = DocumentText(content_key=content_key(text, "auto"), text=text)
+    forgotten = []
+
+    async def ask_over_a_lost_segment():
+        coordinator = CoordinatorReplica(serve.get_deployment_handle("Coordinator", "orthros"))
+        handle = await coordinator.wait_ready(source, timeout_s=20)
+
+        async def forget(key):
+            forgotten.append(key)
+            await coordinator.forget(key)
+
+        decoder = DecodeReplicas(serve.get_deployment_handle("Decode", "orthros"), forget=forget)
+        lost = replace(handle, segments=(*handle.segments[:-1], "no reference"))
+        work = DecodeWork(
+            request_id="lost",
+            documents=(lost,),
+            tail_ids=(5,),
+            sampling=SamplingParameters(max_tokens=3),
+            stop_ids=frozenset(),
+        )
+        with pytest.raises(UnavailableError) as caught:
+            await anext(decoder.generate(work))
+        work = replace(work, documents=(await coordinator.wait_ready(source, timeout_s=20),))
+        return caught.value, [output async for output in decoder.generate(work)]
+
+    error, outputs = asyncio.run(ask_over_a_lost_segment())
+    assert error.phase == "handoff"
+    assert forgotten == [source.content_key]
+    assert outputs[-1].completion_tokens == 3
