@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orthros_deployments import environment
 from orthros_service import errors
-from orthros_service.errors import OrthrosError, UnavailableError
+from orthros_service.errors import InvalidValueError, OrthrosError, UnavailableError
 from orthros_service.settings import Settings
 from orthros_service.types import ModelInfo
 
@@ -238,5 +238,12 @@ def from_config(args: dict[str, Any]) -> "Application":
 
     Args:
         args: Groups of settings by name.
+
+    Raises:
+        InvalidValueError: A setting is unknown or has a value that is not allowed.
     """
-    return build_app(Settings(**args))
+    try:
+        settings = Settings(**args)
+    except ValueError as error:
+        raise InvalidValueError(f"The settings are not valid: {error}") from error
+    return build_app(settings)
