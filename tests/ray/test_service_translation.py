@@ -1,15 +1,11 @@
-"""What the Ray wiring does without a cluster: errors, metrics, sizes, the config file."""
+"""What the Ray wiring does without a cluster: errors, metrics, sizes, settings of a file."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
-import yaml
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
-
-CONFIG = Path(__file__).parents[2] / "deployments/config/service.yaml"
 
 
 def _remote(error):
@@ -123,26 +119,7 @@ def test_a_worker_computes_on_all_physical_cores_unless_told_otherwise():
     assert with_worker_threads(told).model.num_threads == 3
 
 
-def test_the_config_file_is_valid_and_names_our_deployments(tiny_model):
-    from ray.serve.schema import ServeDeploySchema
-
-    from orthros_deployments.app import from_config
-
-    config = ServeDeploySchema.model_validate(yaml.safe_load(CONFIG.read_text()))
-    application = config.applications[0]
-    assert application.import_path == "orthros_deployments.app:from_config"
-    app = from_config(application.args)
-    names, queue = set(), [app]
-    while queue:
-        bound = queue.pop()
-        names.add(bound._bound_deployment.name)
-        deployment = bound._bound_deployment
-        arguments = (*deployment.init_args, *deployment.init_kwargs.values())
-        queue += [each for each in arguments if isinstance(each, ray.serve.Application)]
-    assert {each.name for each in application.deployments} == names
-
-
-def test_the_config_file_is_refused_with_a_setting_that_does_not_exist():
+def test_a_config_file_with_a_setting_that_does_not_exist_is_refused():
     from orthros_deployments.app import from_config
     from orthros_service.errors import InvalidValueError
 
