@@ -6,7 +6,6 @@ Torch is imported in the constructor: the process that deploys this class shall 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from orthros_deployments.machine import with_worker_threads
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_deployments.transport import RayTransport
@@ -25,11 +24,11 @@ class Decode:
 
     # Serve awaits an asynchronous constructor, and the worker must be made inside the event loop.
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]
+        from orthros_deployments.worker_model import load_worker_model
         from orthros_service.engine.decode import DecodeEngine
-        from orthros_service.engine.served_model import load_served_model
 
         configure_replica_logging(settings.log)
-        served = load_served_model(with_worker_threads(settings), for_decode=True)
+        served = load_worker_model(settings, for_decode=True)
         self._engine = DecodeEngine(
             served.loaded, served.layout, new_stream=lambda: TextStream(served.tokenizer)
         )

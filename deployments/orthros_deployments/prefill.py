@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from orthros_deployments.descriptions import WorkerDescription
-from orthros_deployments.machine import with_worker_threads
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_deployments.transport import RayTransport
@@ -26,11 +25,11 @@ class Prefill:
     """
 
     def __init__(self, settings: Settings) -> None:
+        from orthros_deployments.worker_model import load_worker_model
         from orthros_service.engine.prefill import PrefillEngine
-        from orthros_service.engine.served_model import load_served_model
 
         configure_replica_logging(settings.log)
-        served = load_served_model(with_worker_threads(settings), for_decode=False)
+        served = load_worker_model(settings, for_decode=False)
         self._description = WorkerDescription(
             model=served.info, layout=served.layout, tile=served.loaded.orthros.tile
         )
