@@ -3,7 +3,7 @@
 Each measurement is a process of its own, so that peak memory means something; one run for all.
 
     .venv/bin/python benchmarks/cpu_engine.py            # everything, about 12 minutes on 2 cores
-    .venv/bin/python benchmarks/cpu_engine.py --quick    # 16K only
+    .venv/bin/python benchmarks/cpu_engine.py --quick    # baseline at 16K only
 """
 
 import argparse
@@ -22,7 +22,7 @@ from rich.table import Table
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "smollm2-135m-instruct"
 STORY = ROOT / "deployments" / "orthros_deployments" / "demo" / "a_scandal_in_bohemia.txt"
-RESULT = Path(__file__).parent / "results" / "cpu_engine.json"
+RESULTS = Path(__file__).parent / "results"
 DECODE_CONTEXT = 4096
 DECODE_TOKENS = 64
 REPEATS, REPEATS_THEIRS = 2, 1
@@ -220,14 +220,14 @@ def main() -> None:
     """Run everything, print a table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--child", nargs=2)
-    parser.add_argument("--quick", action="store_true", help="16K prefill and decode only")
+    parser.add_argument("--quick", action="store_true", help="baseline at 16K only")
     arguments = parser.parse_args()
     if arguments.child:
         name, argument = arguments.child
         print(json.dumps(MEASURES[name](argument)))
         return
-    lengths = [16384] if arguments.quick else [16384, 32768, 65536]
-    compared = lengths[:2]
+    lengths = [16384, 32768, 65536]
+    compared = lengths[:1] if arguments.quick else lengths[:2]
     ours = {count: best_of(REPEATS, "our_prefill", str(count)) for count in lengths}
     theirs = {count: best_of(REPEATS_THEIRS, "their_prefill", str(count)) for count in compared}
     decode = {
@@ -237,13 +237,14 @@ def main() -> None:
         "ours, native weights, 8 questions": run("our_decode", "8,native"),
         "ours, int8 weights, 8 questions": run("our_decode", "8,int8"),
     }
-    report(ours, theirs, decode)
+    report(ours, theirs, decode, "cpu_engine_quick" if arguments.quick else "cpu_engine")
 
 
 def report(
     ours: dict[int, dict[str, Any]],
     theirs: dict[int, dict[str, Any]],
     decode: dict[str, dict[str, Any]],
+    name: str,
 ) -> None:
     """Write the JSON and print the tables."""
     rates = {count: count / result["seconds"] for count, result in ours.items()}
@@ -261,7 +262,8 @@ def report(
         "working_memory_spread_ratio": max(working.values()) / min(working.values()) - 1,
         "decode_at_4096": decode,
     }
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
     table = Table(title="Prefill, bf16, batch 1")
     for column in (
         "tokens",
@@ -290,7 +292,7 @@ def report(
     for name, value in decode.items():
         table.add_row(name, f"{value['tokens_per_s']:.1f}", f"{value['step_ms']:.1f}")
     console.print(table)
-    console.print(f"Written to {RESULT.relative_to(ROOT)}")
+    console.print(f"Written to {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
