@@ -1,6 +1,6 @@
 """The work that crosses to prefill and decode workers, and what comes back. Torch-free."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +108,6 @@ class DecodeFinished:
     handoff_s: float = 0.0
     first_token_s: float = 0.0
     decode_s: float = 0.0
-    stats: dict[str, float] = field(default_factory=dict)
 
 
 DecodeOutput = DecodeDelta | DecodeFinished

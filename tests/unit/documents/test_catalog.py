@@ -8,18 +8,6 @@ from orthros_service.errors import InvalidValueError, NotFoundError
 from orthros_service.types import IngestProgress
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path}/data/orthros.db"
-
-
-@pytest.fixture
-def catalog(url):
-    catalog = DocumentCatalog(url)
-    yield catalog
-    catalog.close()
-
-
 def add(catalog, document_id, content_key="k" * 64, **values):
     defaults = {
         "title": "Log",
