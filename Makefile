@@ -75,8 +75,9 @@ test: install model ## Every test that needs neither a GPU nor minutes
 test-ray: install model ## Only the tests on a local Ray cluster
 	@$(bin)/pytest -m ray $(PYTEST_ARGS)
 
-test-gpu: install ## Only the tests that need a CUDA device
-	@$(bin)/pytest -m gpu $(PYTEST_ARGS)
+# The kernel tests run compiled there, not in Triton's interpreter.
+test-gpu: install ## The kernels' tests, compiled, on a CUDA device
+	@TRITON_INTERPRET=0 $(bin)/pytest -m "gpu or not gpu" tests/kernels tests/gpu $(PYTEST_ARGS)
 
 test-slow: install model ## Only the tests that take minutes
 	@$(bin)/pytest -m slow $(PYTEST_ARGS)

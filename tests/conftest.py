@@ -9,6 +9,8 @@ import pytest
 # Before torch is imported: small tensors are slower, and timings noisier, on many threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Before a kernel is imported: Triton's interpreter runs them on the CPU. `make test-gpu` sets 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
