@@ -92,7 +92,7 @@ def test_test_files_have_unique_names(root: Path) -> None:
 
 
 def _is_triton(path: Path, root: Path) -> bool:
-    return path.name == "kernel.py" and path.is_relative_to(root / "kernels")
+    return path.name == "triton_kernel.py" and path.is_relative_to(root / "kernels")
 
 
 def _problem_of_init(source: str) -> str | None:

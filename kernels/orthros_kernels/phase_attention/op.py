@@ -1,9 +1,14 @@
-"""Prefill-mode attention of one step of document tokens: checks and dispatch."""
+"""Prefill-mode attention of steps of document tokens: checks and dispatch."""
 
+import torch
 from torch import Tensor
 
-from orthros_kernels.errors import check
+from orthros_kernels.errors import Backend, check, resolve_backend
 from orthros_kernels.phase_attention.cpu import phase_attention_cpu
+from orthros_kernels.phase_attention.packed import PackedCarry, PackedSteps
+from orthros_kernels.phase_attention.reference import packed_phase_attention_reference
+
+HEAD_DIMS = (16, 32, 64, 80, 96, 128)
 
 
 def phase_attention(
@@ -84,3 +89,94 @@ def phase_attention(
         tile=tile,
         scale=scale,
     )
+
+
+def packed_phase_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: PackedSteps,
+    *,
+    carry: PackedCarry | None,
+    cos_sin: tuple[Tensor, Tensor],
+    sink_cos_sin: tuple[Tensor, Tensor],
+    num_sinks: int,
+    scale: float,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Prefill-mode attention of one step of each of several documents, packed into one row.
+
+    Token i of a document sees {0 .. min(s - 1, i)}, scored by the query rotated at min(i, W +
+    tile + s - 1), and {max(s, tile * (i // tile) - W) .. i}. Linear in the number of tokens.
+
+    Args:
+        q: Queries, not rotated, [T, H, D], fp32, bf16 or fp16; any strides but 1 in D.
+        k: Rotated keys of the steps' own tokens, [G, T, D]; any strides but 1 in D.
+        v: Values, like k.
+        steps: Which rows belong to which document.
+        carry: Of the steps before; None if every step begins its document.
+        cos_sin: cos and sin at each token's position, two contiguous fp32 [T, D/2].
+        sink_cos_sin: The same at positions 0 .. W + tile + s - 1.
+        num_sinks: s, at most `tile`.
+        scale: Softmax scale, usually D ** -0.5.
+        backend: "auto" takes Triton on CUDA and the reference elsewhere.
+
+    Returns:
+        [T, H, D] contiguous, in q's dtype; accumulated in fp32.
+
+    Raises:
+        KernelError: A shape, dtype, stride or device is not as above.
+
+    Source: docs/architecture.md, "The attention".
+    """
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads = k.shape[0]
+    check(head_dim in HEAD_DIMS, f"q has head size {head_dim}; allowed are {HEAD_DIMS}")
+    check(q.stride(-1) == 1, "q must have unit stride in its last dimension")
+    check(num_tokens == steps.num_tokens, f"q has {num_tokens} tokens, steps {steps.num_tokens}")
+    check(num_q_heads % num_kv_heads == 0, f"{num_q_heads} query heads on {num_kv_heads} KV heads")
+    check(0 <= num_sinks <= steps.tile, f"num_sinks {num_sinks} is not between 0 and {steps.tile}")
+    check(steps.tiles.device == q.device, f"steps are on {steps.tiles.device}, q is on {q.device}")
+    expected = {"k": (k, num_tokens), "v": (v, num_tokens)}
+    if carry is None:
+        check(not any(steps.starts), "a step that does not begin its document needs a carry")
+    else:
+        context = steps.cu_context[-1]
+        expected |= {
+            "k_context": (carry.k_context, context),
+            "v_context": (carry.v_context, context),
+        }
+        sinks = (len(steps.starts), num_kv_heads, num_sinks, head_dim)
+        for name, x in (("k_sinks", carry.k_sinks), ("v_sinks", carry.v_sinks)):
+            check(tuple(x.shape) == sinks, f"{name} has shape {tuple(x.shape)}; {sinks} is needed")
+            check(x.dtype == q.dtype, f"{name} is {x.dtype}, q is {q.dtype}")
+            check(x.stride() == carry.k_sinks.stride(), "k_sinks and v_sinks differ in strides")
+    for name, (x, rows) in expected.items():
+        wanted = (num_kv_heads, rows, head_dim)
+        check(tuple(x.shape) == wanted, f"{name} has shape {tuple(x.shape)}; {wanted} is needed")
+        check(x.dtype == q.dtype, f"{name} is {x.dtype}, q is {q.dtype}")
+        check(x.device == q.device, f"{name} is on {x.device}, q is on {q.device}")
+        check(x.stride(-1) == 1, f"{name} must have unit stride in its last dimension")
+    tables = (
+        ("cos_sin", cos_sin, num_tokens),
+        ("sink_cos_sin", sink_cos_sin, steps.window + steps.tile + num_sinks),
+    )
+    for name, pair, rows in tables:
+        for x in pair:
+            check(
+                tuple(x.shape) == (rows, head_dim // 2)
+                and x.dtype == torch.float32
+                and x.is_contiguous(),
+                f"{name} must be contiguous fp32 {(rows, head_dim // 2)}, is {tuple(x.shape)}",
+            )
+    if resolve_backend(backend, q) == "triton":
+        from orthros_kernels.phase_attention.triton_kernel import phase_attention_triton
+
+        return phase_attention_triton(
+            q, k, v, steps, carry=carry, cos_sin=cos_sin, sink_cos_sin=sink_cos_sin,
+            num_sinks=num_sinks, scale=scale,
+        )  # fmt: skip
+    return packed_phase_attention_reference(
+        q, k, v, steps, carry=carry, cos_sin=cos_sin, sink_cos_sin=sink_cos_sin,
+        num_sinks=num_sinks, scale=scale,
+    )  # fmt: skip

@@ -5,9 +5,12 @@ Shape suffixes: H query heads, G KV heads, N tokens, D head size. Formulas: docs
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from orthros_kernels.phase_attention.packed import PackedCarry, PackedSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +117,61 @@ def _state_read(
         normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + state.norm_eps)
         out[:, position] = state.gate_HN[:, position, None].float() * normed
     return out
+
+
+def packed_phase_attention_reference(
+    q_THD: Tensor,
+    k_GTD: Tensor,
+    v_GTD: Tensor,
+    steps: PackedSteps,
+    *,
+    carry: PackedCarry | None,
+    cos_sin: tuple[Tensor, Tensor],
+    sink_cos_sin: tuple[Tensor, Tensor],
+    num_sinks: int,
+    scale: float,
+) -> Tensor:
+    """`op.packed_phase_attention` step by step: one dense masked softmax each, [T, H, D]."""
+    out = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+    group = q_THD.shape[1] // k_GTD.shape[0]
+    for index, (begin, end) in enumerate(pairwise(steps.cu_seqlens)):
+        start, num_tokens = steps.starts[index], end - begin
+        seen = steps.context_tokens(index)
+        k, v = k_GTD[:, begin:end], v_GTD[:, begin:end]
+        sinks = k[:, :num_sinks], v[:, :num_sinks]
+        if carry is not None and start:
+            context = slice(steps.cu_context[index], steps.cu_context[index + 1])
+            k = torch.cat((carry.k_context[:, context], k), 1)
+            v = torch.cat((carry.v_context[:, context], v), 1)
+            sinks = carry.k_sinks[index], carry.v_sinks[index]
+        positions = torch.arange(start, start + num_tokens, device=q_THD.device)
+        keys = torch.arange(start - seen, start + num_tokens, device=q_THD.device)
+        first = window_start(positions, tile=steps.tile, window=steps.window)[:, None]
+        in_window = (keys >= first) & (keys >= num_sinks) & (keys <= positions[:, None])
+        is_sink = torch.arange(sinks[0].shape[1], device=q_THD.device) <= positions[:, None]
+        q_HND = q_THD[begin:end].float().transpose(0, 1)
+        clamped = positions.clamp(max=sink_cos_sin[0].shape[0] - 1)
+        turned = _rotated(q_HND, cos_sin[0][begin:end], cos_sin[1][begin:end])
+        for_sinks = _rotated(q_HND, sink_cos_sin[0][clamped], sink_cos_sin[1][clamped])
+        scores = torch.cat(
+            (
+                (for_sinks @ _per_query_head(sinks[0], group).transpose(1, 2)),
+                (turned @ _per_query_head(k, group).transpose(1, 2)),
+            ),
+            2,
+        )
+        hidden = ~torch.cat((is_sink, in_window), 1)
+        weights = torch.softmax((scores * scale).masked_fill(hidden, -torch.inf), -1)
+        values = torch.cat((_per_query_head(sinks[1], group), _per_query_head(v, group)), 1)
+        out[begin:end] = (weights @ values).transpose(0, 1).to(out.dtype)
+    return out
+
+
+def _per_query_head(x_GND: Tensor, group: int) -> Tensor:
+    return x_GND.float().repeat_interleave(group, 0)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotation with cos and sin of half a head's width."""
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
