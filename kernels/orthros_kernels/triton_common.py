@@ -15,11 +15,14 @@ def head_columns(HALF_BLOCK: tl.constexpr, HALF: tl.constexpr):
     """
     lane = tl.arange(0, 2 * HALF_BLOCK)
     if HALF_BLOCK == HALF:
-        return lane, lane >= 0
-    in_half = lane % HALF_BLOCK
-    column = (lane // HALF_BLOCK) * HALF + in_half
-    # Half a head is a multiple of eight columns, so runs of eight stay whole.
-    return tl.max_contiguous(tl.multiple_of(column, 8), 8), in_half < HALF
+        column = lane
+        is_column = lane >= 0
+    else:
+        in_half = lane % HALF_BLOCK
+        # Half a head is a multiple of eight columns, so runs of eight stay whole.
+        column = tl.max_contiguous(tl.multiple_of((lane // HALF_BLOCK) * HALF + in_half, 8), 8)
+        is_column = in_half < HALF
+    return column, is_column
 
 
 @triton.jit

@@ -190,7 +190,7 @@ def _check_run(run: KeyRun, first: Tensor, num_rows: int) -> None:
     check(len(run.rows) > 0, "a run must be seen by at least one row")
     check(len(set(run.rows)) == len(run.rows), "a row may see a run only once")
     check(
-        0 <= min(run.rows) and max(run.rows) < num_rows,
+        min(run.rows) >= 0 and max(run.rows) < num_rows,
         f"a run names rows {min(run.rows)} to {max(run.rows)}; there are {num_rows}",
     )
     for segment in run.segments:
