@@ -17,16 +17,34 @@ def check(condition: bool, message: str) -> None:
         raise KernelError(message)
 
 
-def resolve_backend(backend: Backend, x: Tensor) -> Literal["triton", "reference"]:
-    """Triton for CUDA tensors, the reference for others, unless one is asked for.
+def force_backend(backend: Backend) -> None:
+    """Let "auto" mean one backend in this process; "auto" gives the choice back to the device.
 
     Raises:
         KernelError: The name is none of the three.
     """
+    _check_name(backend)
+    _forced[0] = backend
+
+
+def resolve_backend(backend: Backend, x: Tensor) -> Literal["triton", "reference"]:
+    """Triton for CUDA tensors, the reference for others, unless one is asked for or forced.
+
+    Raises:
+        KernelError: The name is none of the three.
+    """
+    _check_name(backend)
+    chosen = _forced[0] if backend == "auto" else backend
+    if chosen == "auto":
+        return "triton" if x.is_cuda else "reference"
+    return chosen
+
+
+_forced: list[Backend] = ["auto"]
+
+
+def _check_name(backend: str) -> None:
     check(
         backend in ("auto", "triton", "reference"),
         f"backend is {backend!r}; allowed are auto, triton and reference",
     )
-    if backend == "auto":
-        return "triton" if x.is_cuda else "reference"
-    return backend

@@ -2,13 +2,21 @@
 
 import time
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from orthros_service.engine.evidence import document_evidence
+from orthros_service.engine.fused_decode import FusedDecoder
+from orthros_service.engine.placement import place_rows
 from orthros_service.engine.sampling import sample
-from orthros_service.engine.sequence import DecodeSequence, QueryTrace, new_sequence
+from orthros_service.engine.sequence import (
+    DecodeSequence,
+    QueryTrace,
+    ResidentDocuments,
+    new_sequence,
+)
 from orthros_service.engine.types import DecodeDelta, DecodeFinished, DecodeOutput, DecodeWork
 from orthros_service.errors import EngineError, OrthrosError
 from orthros_service.model.attention import log_length
@@ -31,21 +39,40 @@ _FIRST_CAPACITY = 256
 
 Layers = tuple[tuple[LayerKV, ...], ...]
 StepResult = tuple[str, DecodeOutput | OrthrosError]
+Rows = list[tuple[DecodeSequence, int]]
+LogitsOf = Callable[[list[int]], Tensor]
 
 
 class DecodeEngine:
     """Continuous batching over shared documents. Not thread-safe: one caller drives it."""
 
     def __init__(
-        self, loaded: LoadedModel, layout: StateLayout, *, new_stream: Callable[[], TextStream]
+        self,
+        loaded: LoadedModel,
+        layout: StateLayout,
+        *,
+        new_stream: Callable[[], TextStream],
+        uses_kernels: bool | None = None,
     ) -> None:
+        """Bind a model.
+
+        Args:
+            loaded: The model on its device.
+            layout: What the documents' states look like; `mode` is ignored.
+            new_stream: Makes a sequence's detokenizer.
+            uses_kernels: Whether steps run through the CUDA kernels' interfaces; None for wherever
+                the model lies on a GPU.
+        """
         self._model = loaded.model
         self._device = loaded.device
         self._layout = layout
         self._rotary = RotaryTable(loaded.config, device=loaded.device)
         self._evidence_layers = frozenset(loaded.orthros.evidence_layers)
         self._new_stream = new_stream
+        is_fused = loaded.device.type == "cuda" if uses_kernels is None else uses_kernels
+        self._fused = FusedDecoder(loaded) if is_fused else None
         self._sequences: dict[str, DecodeSequence] = {}
+        self._resident: ResidentDocuments = WeakValueDictionary()
 
     @property
     def has_work(self) -> bool:
@@ -79,6 +106,7 @@ class DecodeEngine:
         self._sequences[work.request_id] = new_sequence(
             work,
             states,
+            resident=self._resident,
             empty_kv=self._model.new_kv(max(_FIRST_CAPACITY, len(work.tail_ids))),
             device=self._device,
             stream=self._new_stream(),
@@ -99,8 +127,8 @@ class DecodeEngine:
         rows = self._plan_rows()
         if not rows:
             return []
-        batch, token_ids = self._batch(rows)
-        hidden = self._model.hidden_states(token_ids, batch)
+        forward = self._forward if self._fused is None else self._fused_forward
+        logits_of, evidence = forward(rows)
         complete, last_rows, row = [], [], 0
         for sequence, num_rows in rows:
             row += num_rows
@@ -111,11 +139,25 @@ class DecodeEngine:
                 last_rows.append(row - 1)
         if not complete:
             return []
-        self._trace(complete, last_rows, batch.evidence)
-        logits = self._model.logits(hidden[last_rows])
-        return self._sample(complete, logits)
+        self._trace(complete, last_rows, evidence)
+        return self._sample(complete, logits_of(last_rows))
 
-    def _plan_rows(self) -> list[tuple[DecodeSequence, int]]:
+    def _forward(self, rows: Rows) -> tuple[LogitsOf, EvidenceRecord | None]:
+        batch, token_ids = self._batch(rows)
+        hidden = self._model.hidden_states(token_ids, batch)
+        return lambda last_rows: self._model.logits(hidden[last_rows]), batch.evidence
+
+    def _fused_forward(self, rows: Rows) -> tuple[LogitsOf, EvidenceRecord | None]:
+        assert self._fused is not None
+        placement = place_rows(rows)
+        if all(sequence.num_generated for sequence, _ in rows):
+            logits, evidence = self._fused.repeated_step(placement)
+            return lambda last_rows: logits[last_rows], evidence
+        wants_evidence = any(s.work.wants_evidence and s.documents for s, _ in rows)
+        hidden, record = self._fused.hidden_states(placement, wants_evidence=wants_evidence)
+        return lambda last_rows: self._model.logits(hidden[last_rows]), record
+
+    def _plan_rows(self) -> Rows:
         budget = EXTEND_TOKENS
         rows = []
         for sequence in self._sequences.values():
@@ -127,7 +169,7 @@ class DecodeEngine:
             rows.append((sequence, num_rows))
         return rows
 
-    def _batch(self, rows: list[tuple[DecodeSequence, int]]) -> tuple[DecodeBatch, Tensor]:
+    def _batch(self, rows: Rows) -> tuple[DecodeBatch, Tensor]:
         token_ids: list[int] = []
         positions: list[int] = []
         tails = []

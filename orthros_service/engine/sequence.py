@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -17,14 +18,36 @@ from orthros_service.tokenization.stream import TextStream
 from orthros_service.types import FinishReason
 
 
+@dataclass(slots=True, kw_only=True, weakref_slot=True, eq=False)
+class ResidentDocument:
+    """A document's keys and values on the device: one copy, however many sequences read it."""
+
+    segments: tuple[Tensor, ...]
+    layers: tuple[tuple[LayerKV, ...], ...]
+
+
+ResidentDocuments = WeakValueDictionary[tuple[str, str, int], ResidentDocument]
+"""By content key, prefill mode and number of tokens; a document goes with its last reader."""
+
+
 @dataclass(slots=True, kw_only=True)
 class DocumentContext:
     """One document of a sequence: its tensors and its place in the composed context."""
 
     content_key: str
     state: AttentionState
-    layers: tuple[tuple[LayerKV, ...], ...]
+    resident: ResidentDocument
     offset: int
+
+    @property
+    def layers(self) -> tuple[tuple[LayerKV, ...], ...]:
+        """By layer and segment, views of keys and values."""
+        return self.resident.layers
+
+    @property
+    def segments(self) -> tuple[Tensor, ...]:
+        """Keys and values of each segment, [L, 2, G, n, D]."""
+        return self.resident.segments
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +136,7 @@ def new_sequence(
     work: DecodeWork,
     states: Sequence[AttentionState],
     *,
+    resident: ResidentDocuments,
     empty_kv: Tensor,
     device: torch.device,
     stream: TextStream,
@@ -120,13 +144,15 @@ def new_sequence(
     """Bind a request to its documents' states, on the device."""
     documents, offset = [], 0
     for handle, state in zip(work.documents, states, strict=True):
-        segments = tuple(kv_tensor(s, state.layout.dtype, device) for s in state.segments)
+        key = (handle.content_key, state.layout.mode, state.num_tokens)
+        there = resident.get(key)
+        if there is None:
+            segments = tuple(kv_tensor(s, state.layout.dtype, device) for s in state.segments)
+            there = ResidentDocument(segments=segments, layers=segment_views(segments))
+            resident[key] = there
         documents.append(
             DocumentContext(
-                content_key=handle.content_key,
-                state=state,
-                layers=segment_views(segments),
-                offset=offset,
+                content_key=handle.content_key, state=state, resident=there, offset=offset
             )
         )
         offset += state.num_tokens

@@ -16,7 +16,6 @@ from orthros_kernels import (
     phase_attention,
 )
 from orthros_service.model.batches import (
-    Batch,
     DecodeBatch,
     PrefillBatch,
     PrivateTail,
@@ -33,7 +32,7 @@ def attend(
     q_HRD: Tensor,
     k_GRD: Tensor,
     v_GRD: Tensor,
-    batch: Batch,
+    batch: PrefillBatch | DecodeBatch,
     *,
     temperature_H: Tensor | None,
 ) -> Tensor:
@@ -57,7 +56,9 @@ def attend(
             return _attend_decode(layer, q_HRD, k_GRD, v_GRD, batch, temperature_H)
 
 
-def write_keys_values(layer: int, k_GRD: Tensor, v_GRD: Tensor, batch: Batch) -> None:
+def write_keys_values(
+    layer: int, k_GRD: Tensor, v_GRD: Tensor, batch: PrefillBatch | DecodeBatch
+) -> None:
     """Rotate and store keys and values: all that the last layer's document tokens need."""
     rotated = rotate(k_GRD, *batch.cos_sin)
     match batch:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from orthros_kernels import DecodePlan, PackedSteps
+
 LayerKV = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [G, N, D]."""
 
@@ -130,4 +132,53 @@ class DecodeBatch:
     evidence: EvidenceRecord | None = None
 
 
-Batch = PrefillBatch | DecodeBatch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedPrefillBatch:
+    """A `PrefillBatch` as the CUDA kernels take it.
+
+    Args:
+        steps: Where the step stands in its document.
+        cos_sin: Rotation at the tokens' positions, two [N, D/2] fp32.
+        sink_cos_sin: Rotation at positions 0 .. W + tile + s - 1.
+        carry: Window and sinks of the steps before; None for the first step.
+        kv_out: Receives this step's keys and values, [L, 2, G, N, D]; rows may be strided.
+        num_sinks: s.
+    """
+
+    steps: PackedSteps
+    cos_sin: tuple[Tensor, Tensor]
+    sink_cos_sin: tuple[Tensor, Tensor]
+    carry: PrefillCarry | None
+    kv_out: Tensor
+    num_sinks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDecodeBatch:
+    """A `DecodeBatch` as the CUDA kernels take it: tables on the device, nothing on the host.
+
+    Args:
+        plan: Which row sees which keys.
+        entry_cos_sin: Rotation of each of the plan's entries, two [entries, D/2] fp32.
+        row_cos_sin: Rotation of each row's key, two [R, D/2] fp32.
+        tail_addresses: Address of the segment that takes each row's key and value, int64 [R].
+        tail_capacities: Tokens that each such segment has room for, int64 [R].
+        tail_rows: Where in it the row is written, int64 [R].
+        log_length_R: As in `DecodeBatch`.
+        temperature_LH: c_h of every layer, fp32 [L, H]; None without temperatures.
+        evidence: As in `DecodeBatch`.
+    """
+
+    plan: DecodePlan
+    entry_cos_sin: tuple[Tensor, Tensor]
+    row_cos_sin: tuple[Tensor, Tensor]
+    tail_addresses: Tensor
+    tail_capacities: Tensor
+    tail_rows: Tensor
+    log_length_R: Tensor | None = None
+    temperature_LH: Tensor | None = None
+    evidence: EvidenceRecord | None = None
+
+
+FusedBatch = PackedPrefillBatch | PlannedDecodeBatch
+Batch = PrefillBatch | DecodeBatch | FusedBatch

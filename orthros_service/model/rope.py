@@ -38,10 +38,21 @@ class RotaryTable:
             cos and sin, fp32, [*positions.shape, D]: for both halves of a head, the sine of the
             first half negated, as `rotate` takes them.
         """
+        cos, sin = self.half_cos_sin(positions)
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+    def half_cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one half of a head, the sine as it is: what the CUDA kernels take.
+
+        Args:
+            positions: int64, any shape, on the table's device.
+
+        Returns:
+            cos and sin, fp32, [*positions.shape, D/2], contiguous.
+        """
         angles = positions.to(torch.float64).unsqueeze(-1) * self._frequencies
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return both[0].to(torch.float32), both[1].to(torch.float32)
+        return cos.to(torch.float32), sin.to(torch.float32)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

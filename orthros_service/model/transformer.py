@@ -7,9 +7,18 @@ size.
 import torch
 from torch import Tensor, nn
 
+from orthros_kernels import add_rms_norm, rms_norm, swiglu
 from orthros_service.model.attention import attend, write_keys_values
-from orthros_service.model.batches import Batch, DecodeBatch, PrivateTail, layer_views
+from orthros_service.model.batches import (
+    Batch,
+    DecodeBatch,
+    PackedPrefillBatch,
+    PlannedDecodeBatch,
+    PrivateTail,
+    layer_views,
+)
 from orthros_service.model.config import ModelConfig, OrthrosConfig
+from orthros_service.model.fused_attention import HeadNorms, attend_fused, write_fused
 from orthros_service.model.rope import RotaryTable
 
 
@@ -23,7 +32,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize the last dimension."""
-        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, eps=self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalized sum, and the sum itself, in one pass over memory."""
+        return add_rms_norm(x, residual, self.weight, eps=self.eps)
 
 
 class Attention(nn.Module):
@@ -54,6 +67,17 @@ class Attention(nn.Module):
 
     def forward(self, x_RM: Tensor, batch: Batch) -> Tensor:
         """Attention output, [R, M]; keys and values are written where the batch says."""
+        if isinstance(batch, PackedPrefillBatch | PlannedDecodeBatch):
+            out_RHD = attend_fused(
+                self.layer,
+                self.qkv_proj(x_RM),
+                batch,
+                heads=self.heads,
+                head_dim=self.head_dim,
+                norms=self._head_norms(),
+            )
+            fused: Tensor = self.o_proj(out_RHD.flatten(1))
+            return fused
         q, k, v = self.project(x_RM)
         temperature_H = (
             None
@@ -66,8 +90,24 @@ class Attention(nn.Module):
 
     def write(self, x_RM: Tensor, batch: Batch) -> None:
         """Keys and values only."""
+        if isinstance(batch, PackedPrefillBatch | PlannedDecodeBatch):
+            write_fused(
+                self.layer,
+                self.qkv_proj(x_RM),
+                batch,
+                heads=self.heads,
+                norms=self._head_norms(),
+            )
+            return
         _, k, v = self.project(x_RM)
         write_keys_values(self.layer, k, v, batch)
+
+    def _head_norms(self) -> HeadNorms | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(
+            q_weight=self.q_norm.weight, k_weight=self.k_norm.weight, eps=self.q_norm.eps
+        )
 
 
 class GatedMLP(nn.Module):
@@ -84,8 +124,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_RM: Tensor) -> Tensor:
         """[R, M] -> [R, M]."""
-        gate, up = self.gate_up_proj(x_RM).chunk(2, -1)
-        out: Tensor = self.down_proj(nn.functional.silu(gate) * up)
+        out: Tensor = self.down_proj(swiglu(self.gate_up_proj(x_RM)))
         return out
 
 
@@ -99,11 +138,28 @@ class DecoderLayer(nn.Module):
         self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config)
 
-    def forward(self, x_RM: Tensor, batch: Batch) -> Tensor:
-        """[R, M] -> [R, M]."""
-        x_RM = x_RM + self.attention(self.input_norm(x_RM), batch)
-        out: Tensor = x_RM + self.mlp(self.post_norm(x_RM))
-        return out
+    def forward(
+        self, x_RM: Tensor, update_RM: Tensor | None, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """One layer; its last sum is left to the next norm, which makes it in the same pass.
+
+        Args:
+            x_RM: Residual stream.
+            update_RM: Output of the layer before that is not added yet; None for the first layer.
+            batch: The phase and its context.
+
+        Returns:
+            Residual stream, and this layer's update to it, both [R, M].
+        """
+        normed, x_RM = self.enter(x_RM, update_RM)
+        normed, x_RM = self.post_norm.add(self.attention(normed, batch), x_RM)
+        return x_RM, self.mlp(normed)
+
+    def enter(self, x_RM: Tensor, update_RM: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Input of the attention, and the residual stream with the update in it."""
+        if update_RM is None:
+            return self.input_norm(x_RM), x_RM
+        return self.input_norm.add(update_RM, x_RM)
 
 
 class Transformer(nn.Module):
@@ -127,18 +183,20 @@ class Transformer(nn.Module):
     def hidden_states(self, token_ids: Tensor, batch: Batch) -> Tensor:
         """Last layer's output before the final norm, [R, M], for int64 token ids [R]."""
         x: Tensor = self.embed_tokens(token_ids)
+        update: Tensor | None = None
         for layer in self.layers:
-            x = layer(x, batch)
-        return x
+            x, update = layer(x, update, batch)
+        return x if update is None else x + update
 
     def write_document(self, token_ids: Tensor, batch: Batch) -> None:
         """Fill the batch's K/V for document tokens; the last layer stops at its keys and values."""
         x: Tensor = self.embed_tokens(token_ids)
+        update: Tensor | None = None
         for layer in self.layers[:-1]:
-            x = layer(x, batch)
+            x, update = layer(x, update, batch)
         last = self.layers[-1]
         assert isinstance(last, DecoderLayer)
-        last.attention.write(last.input_norm(x), batch)
+        last.attention.write(last.enter(x, update)[0], batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [R, V] in the model's dtype."""

@@ -3,10 +3,12 @@
 from torch import Tensor
 
 from orthros_kernels.attention_mass.reference import attention_mass_reference
-from orthros_kernels.errors import check
+from orthros_kernels.errors import Backend, check, resolve_backend
 
 
-def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor:
+def attention_mass(
+    q: Tensor, k: Tensor, lse: Tensor, *, scale: float, backend: Backend = "auto"
+) -> Tensor:
     """Sum, over heads and rows, of the probability that each key receives.
 
     Args:
@@ -15,6 +17,7 @@ def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor
         lse: Log-sum-exp of each row over the whole context, [G, R] fp32: it makes the masses of
             several runs add up.
         scale: Softmax scale.
+        backend: "auto" takes Triton on CUDA and the reference elsewhere.
 
     Returns:
         [N] fp32.
@@ -27,4 +30,10 @@ def attention_mass(q: Tensor, k: Tensor, lse: Tensor, *, scale: float) -> Tensor
         q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1],
         f"k has shape {tuple(k.shape)}, q has {tuple(q.shape)}",
     )
+    check(k.stride(-1) == 1, "k must have unit stride in its last dimension")
+    check(q.dtype == k.dtype, f"q is {q.dtype}, k is {k.dtype}")
+    if resolve_backend(backend, q) == "triton":
+        from orthros_kernels.attention_mass.triton_kernel import attention_mass_triton
+
+        return attention_mass_triton(q, k, lse, scale=scale)
     return attention_mass_reference(q, k, lse, scale=scale)

@@ -52,7 +52,7 @@ class PlanSize:
     def holds(self, other: "PlanSize") -> bool:
         """Whether a plan of the other size fits into these tables."""
         return (
-            self.rows == other.rows
+            self.rows >= other.rows
             and self.entries >= other.entries
             and self.items >= other.items
             and self.slots >= other.slots

@@ -36,7 +36,7 @@ def _model(temperature: bool) -> LoadedModel:
         num_layers=3,
         num_q_heads=6,
         num_kv_heads=2,
-        head_dim=8,
+        head_dim=16,
         rms_norm_eps=1e-5,
         rope_theta=1000.0,
         rope_scaling=None,
@@ -92,6 +92,7 @@ class Bench:
     """The tiny model with shorthands."""
 
     loaded: LoadedModel
+    uses_kernels: bool = False
 
     def layout(self, mode: PrefillMode, segment_tokens: int = SEGMENT) -> StateLayout:
         return StateLayout(
@@ -99,7 +100,7 @@ class Bench:
             tokenizer_digest="none",
             num_layers=3,
             num_kv_heads=2,
-            head_dim=8,
+            head_dim=16,
             dtype="float32",
             window=32,
             num_sinks=4,
@@ -111,7 +112,7 @@ class Bench:
         self, token_ids: list[int], mode: PrefillMode, segment_tokens: int = SEGMENT
     ) -> AttentionState:
         layout = self.layout(mode, segment_tokens)
-        engine = PrefillEngine(self.loaded, layout)
+        engine = PrefillEngine(self.loaded, layout, uses_kernels=self.uses_kernels)
         segments: list[Segment] = []
         for start in range(0, len(token_ids), segment_tokens):
             part = np.asarray(token_ids[start : start + segment_tokens], np.int32)
@@ -127,7 +128,9 @@ class Bench:
         return self.engine_of(self.layout(mode))
 
     def engine_of(self, layout: StateLayout) -> DecodeEngine:
-        return DecodeEngine(self.loaded, layout, new_stream=CharacterStream)  # type: ignore[arg-type]
+        return DecodeEngine(
+            self.loaded, layout, new_stream=CharacterStream, uses_kernels=self.uses_kernels
+        )
 
     @staticmethod
     def work(
@@ -187,15 +190,16 @@ class Bench:
         return ids[len(prompt) :]
 
 
-@pytest.fixture(scope="session")
-def bench() -> Bench:
-    return Bench(_model(temperature=False))
+@pytest.fixture(scope="session", params=[False, True], ids=["plain", "kernels"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    """Once on the CPU's own path, once through the tables and interfaces of the CUDA kernels."""
+    return Bench(_model(temperature=False), uses_kernels=request.param)
 
 
-@pytest.fixture(scope="session")
-def warm_bench() -> Bench:
+@pytest.fixture(scope="session", params=[False, True], ids=["plain", "kernels"])
+def warm_bench(request: pytest.FixtureRequest) -> Bench:
     """The same with a decode temperature, whose effect begins at token 8192 only."""
-    return Bench(_model(temperature=True))
+    return Bench(_model(temperature=True), uses_kernels=request.param)
 
 
 @pytest.fixture

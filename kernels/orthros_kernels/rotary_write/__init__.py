@@ -1,0 +1,1 @@
+"""Keys rotated and, with the values, written to where they are kept."""

@@ -1,0 +1,1 @@
+"""SwiGLU on the output of a fused gate and up projection."""
