@@ -277,10 +277,28 @@ def _one_layer_at_1m(name: str, backend: SDPBackend) -> Row:
     }  # fmt: skip
 
 
+def profile_part(loaded: LoadedModel) -> list[Row]:
+    """Where the device's time goes in a linear prefill of 64K tokens, and in decode steps."""
+    engine, tokens = build_engine(loaded), random_tokens(2**16)
+    rows = []
+    engine.keys_values(tokens, (), start=0, is_linear=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        engine.keys_values(tokens, (), start=0, is_linear=True)
+        torch.cuda.synchronize()
+    for event in sorted(profile.key_averages(), key=lambda e: -e.device_time_total)[:14]:
+        rows.append(
+            {"part": "profile", "kernel": event.key[:90], "calls": event.count,
+             "ms": event.device_time_total / 1e3}
+        )  # fmt: skip
+        print(f"  {event.device_time_total / 1e3:8.2f} ms {event.count:>5} {event.key[:90]}")
+    return rows
+
+
 PARTS: dict[str, Callable[[LoadedModel], list[Row]]] = {
     "check": check_part,
     "ours": ours_part,
     "decode": decode_part,
+    "profile": profile_part,
     "baseline": baseline_part,
 }
 

@@ -16,7 +16,7 @@ from orthros_service.model.rope import RotaryTable
 logger = logging.getLogger(__name__)
 
 # Programs per multiprocessor that hide the latency of memory.
-_PROGRAMS_PER_PROCESSOR = 4
+_PROGRAMS_PER_PROCESSOR = 2
 _MAX_GRAPHS = 16
 
 

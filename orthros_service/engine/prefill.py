@@ -30,7 +30,7 @@ from orthros_service.state.types import Segment, StateLayout
 # cancellation is seen.
 CHUNK_TOKENS = 1024
 # On a GPU a step must be long enough to fill it; in decode mode its cost per token grows.
-FUSED_CHUNK_TOKENS = 32768
+FUSED_CHUNK_TOKENS = 65536
 FUSED_FULL_CHUNK_TOKENS = 4096
 
 

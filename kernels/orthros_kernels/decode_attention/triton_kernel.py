@@ -38,10 +38,10 @@ CONFIGS = (
     DecodeConfig(64, 4, 4),
     DecodeConfig(128, 4, 2),
     DecodeConfig(128, 4, 3),
+    DecodeConfig(128, 4, 4),
     DecodeConfig(128, 8, 3),
-    DecodeConfig(32, 4, 4),
+    DecodeConfig(256, 8, 2),
     DecodeConfig(64, 2, 4),
-    DecodeConfig(64, 8, 3),
 )
 
 
@@ -49,7 +49,7 @@ def default_config(block_m: int, head_dim: int) -> DecodeConfig:
     """The configuration that was fastest on Hopper for so many rows."""
     if head_dim > 64:
         return DecodeConfig(64, 4, 3) if block_m < 128 else DecodeConfig(64, 8, 3)
-    return DecodeConfig(64, 4, 4) if block_m < 128 else DecodeConfig(128, 8, 3)
+    return DecodeConfig(128, 4, 3) if block_m < 128 else DecodeConfig(64, 4, 3)
 
 
 @triton.jit
@@ -256,7 +256,7 @@ def decode_attention_triton(
         HEADS=num_heads,
         HEAD_DIM=head_dim,
         DIM_BLOCK=triton.next_power_of_2(head_dim),
-        SLOT_BLOCK=32,
+        SLOT_BLOCK=min(128, max(16, triton.next_power_of_2(size.slots // max(1, num_rows)))),
         num_warps=4,
     )  # fmt: skip
     return out, lse

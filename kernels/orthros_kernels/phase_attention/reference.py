@@ -80,9 +80,10 @@ def phase_attention_reference(
     num_tokens = q_HND.shape[1]
     scores = q_HND.float() @ k_HND.transpose(1, 2) * scale
     sink_scores = q_sink_HND.float() @ k_HND.transpose(1, 2) * scale
-    is_sink = torch.arange(num_tokens) < num_sinks
+    device = q_HND.device
+    is_sink = torch.arange(num_tokens, device=device) < num_sinks
     scores = torch.where(is_sink, sink_scores, scores)
-    mask = prefill_mask(num_tokens, tile=tile, window=window, num_sinks=num_sinks)
+    mask = prefill_mask(num_tokens, tile=tile, window=window, num_sinks=num_sinks).to(device)
     out = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ v_HND
     if state is None:
         return out
