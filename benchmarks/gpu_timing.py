@@ -1,11 +1,15 @@
 """Timing on a CUDA device, and the ceilings that figures are held against."""
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
+
+VOCAB_SIZE = 49152
 
 
 def time_ms(function: Callable[[], Any], *, repetitions_ms: int = 60) -> float:
@@ -68,3 +72,20 @@ def describe_device() -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
         },
     }
+
+
+def random_tokens(count: int) -> Tensor:
+    """Token ids, [count]."""
+    return torch.randint(0, VOCAB_SIZE, (count,), device="cuda")
+
+
+def seconds(function: Callable[[], Any], repetitions: int) -> float:
+    """Median wall time, device synchronized."""
+    times = []
+    for _ in range(repetitions):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        function()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)

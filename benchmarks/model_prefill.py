@@ -10,7 +10,6 @@ From the repository root:
 
 import argparse
 import json
-import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_timing import describe_device
+from full_attention_model import baseline_part
+from gpu_timing import describe_device, random_tokens, seconds
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from orthros_kernels import KeyRun, force_backend
 from orthros_service.engine import prefill as prefill_module
@@ -77,23 +76,6 @@ def build_engine(loaded: LoadedModel) -> PrefillEngine:
             num_sinks=4, mode="linear", segment_tokens=2**20,
         ),
     )  # fmt: skip
-
-
-def random_tokens(count: int) -> Tensor:
-    """Token ids, [count]."""
-    return torch.randint(0, SHAPE["vocab_size"], (count,), device="cuda")
-
-
-def seconds(function: Callable[[], Any], repetitions: int) -> float:
-    """Median wall time, device synchronized."""
-    times = []
-    for _ in range(repetitions):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        function()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
 
 
 @torch.inference_mode()
@@ -221,62 +203,6 @@ def decode_case(loaded: LoadedModel, length: int, num_rows: int) -> Row:
     }  # fmt: skip
 
 
-def baseline_part(loaded: LoadedModel) -> list[Row]:
-    """transformers' Llama: one forward that keeps its K/V, last logits only."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, vocab_size=49152, max_position_embeddings=2**21,
-        tie_word_embeddings=True, attn_implementation="sdpa",
-    )  # fmt: skip
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(DTYPE).eval()
-    rows = []
-    for name, backend in (
-        ("flash", SDPBackend.FLASH_ATTENTION),
-        ("cudnn", SDPBackend.CUDNN_ATTENTION),
-    ):
-        for length in (2**13, 2**15, 2**17, 3 * 2**16, 2**18):
-            tokens = random_tokens(length)[None]
-
-            def run(t: Tensor = tokens) -> None:
-                with torch.inference_mode():
-                    model(input_ids=t, use_cache=True, logits_to_keep=1)
-
-            try:
-                with sdpa_kernel(backend):
-                    run()
-                    taken = seconds(run, 3 if length <= 2**17 else 1)
-            except RuntimeError as problem:
-                rows.append({"part": "baseline", "tokens": length, "problem": str(problem)[:200]})
-                print(f"  {name} {length}: {str(problem)[:200]}")
-                continue
-            rows.append(
-                {"part": "baseline", "kernel": name, "tokens": length, "seconds": taken,
-                 "of": "transformers, whole model"}
-            )  # fmt: skip
-            print(f"  {name} {length:>8} tokens: {taken * 1e3:.1f} ms")
-        rows.append(_one_layer_at_1m(name, backend))
-        print(f"  {name} 1M tokens: {rows[-1]}")
-    return rows
-
-
-def _one_layer_at_1m(name: str, backend: SDPBackend) -> Row:
-    """One layer's attention at 1M tokens, times 30: a lower bound of a full prefill."""
-    q, k, v = (torch.randn(1, n, 2**20, 64, device="cuda", dtype=DTYPE) for n in (9, 3, 3))
-
-    def run() -> None:
-        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-    with sdpa_kernel(backend):
-        taken = seconds(run, 1) * 30
-    return {
-        "part": "baseline", "kernel": name, "tokens": 2**20, "seconds": taken,
-        "of": "attention of one layer times 30, extrapolated",
-    }  # fmt: skip
-
-
 def profile_part(loaded: LoadedModel) -> list[Row]:
     """Where the device's time goes in a linear prefill of 64K tokens, and in decode steps."""
     engine, tokens = build_engine(loaded), random_tokens(2**16)
@@ -299,7 +225,7 @@ PARTS: dict[str, Callable[[LoadedModel], list[Row]]] = {
     "ours": ours_part,
     "decode": decode_part,
     "profile": profile_part,
-    "baseline": baseline_part,
+    "baseline": lambda _: baseline_part(),
 }
 
 

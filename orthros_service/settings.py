@@ -4,11 +4,13 @@ Variables are `ORTHROS_<GROUP>__<NAME>`, for example `ORTHROS_GATEWAY__PORT=8080
 are refused.
 """
 
+import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orthros_service.errors import InvalidValueError
@@ -39,6 +41,13 @@ class ModelSettings(_Group):
     decode_weights: Literal["native", "int8"] = Field(
         "native",
         description="Weight format of decode steps on the CPU; 'int8' is per output channel.",
+    )
+    kernels: Literal["auto", "triton", "reference"] = Field(
+        "auto",
+        description=(
+            "Attention kernels. 'auto' is Triton on a GPU and plain torch on the CPU; 'reference' "
+            "is slow and for comparisons; 'triton' needs a GPU."
+        ),
     )
     num_threads: PositiveInt | None = Field(
         None, description="Threads per worker process; None leaves torch's choice."
@@ -209,5 +218,31 @@ def load_settings() -> Settings:
     """
     try:
         return Settings()
+    except ValidationError as error:
+        problems = [_problem(detail) for detail in error.errors()]
+        raise InvalidValueError(f"The settings are not valid. {' '.join(problems)}") from error
     except ValueError as error:
         raise InvalidValueError(f"The settings are not valid: {error}") from error
+
+
+def _problem(detail: Mapping[str, Any]) -> str:
+    """One sentence on one variable: what is wrong, and the nearest name if it is unknown."""
+    places = [str(place) for place in detail["loc"]]
+    name = PREFIX + "__".join(places).upper()
+    if detail["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, _variable_names(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; docs/settings.md lists them all."
+        return f"{name} is not a setting{hint}"
+    reason = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    if not places:
+        return f"{reason}."
+    return f"{name} is {detail['input']!r}: {reason[:1].lower()}{reason[1:]}."
+
+
+def _variable_names() -> list[str]:
+    return [
+        f"{PREFIX}{group}__{name}".upper()
+        for group, field in Settings.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        for name in field.annotation.model_fields
+    ]

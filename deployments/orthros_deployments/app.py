@@ -6,10 +6,12 @@ Ray is imported inside the functions: `environment.prepare` must come first, and
 import logging
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthros_deployments import environment
+from orthros_deployments.local_services import announce, withdraw
 from orthros_service import errors
 from orthros_service.errors import InvalidValueError, OrthrosError, UnavailableError
 from orthros_service.settings import Settings
@@ -40,12 +42,14 @@ class RunningService:
         model: What it serves.
         ray_address: Address of its Ray cluster, for other processes that want to join.
         owns_ray: Whether stopping the service stops Ray too.
+        note: Where this machine's other commands find its Ray address; None if they do not.
     """
 
     url: str
     model: ModelInfo
     ray_address: str
     owns_ray: bool
+    note: Path | None = None
 
 
 def build_app(settings: Settings) -> "Application":
@@ -104,7 +108,9 @@ def build_app(settings: Settings) -> "Application":
     )(Gateway).bind(settings, coordinator=coordinator, prefill=prefill, decode=decode)
 
 
-def start_service(settings: Settings, *, block: bool = False) -> RunningService:
+def start_service(
+    settings: Settings, *, block: bool = False, is_announced: bool = True
+) -> RunningService:
     """Start the service and wait until it answers.
 
     Starts a Ray on this machine unless this process is connected to one, or the settings name one.
@@ -112,6 +118,7 @@ def start_service(settings: Settings, *, block: bool = False) -> RunningService:
     Args:
         settings: All settings.
         block: Return only after SIGINT or SIGTERM, the service having been stopped.
+        is_announced: Whether other commands of this user may find it.
 
     Raises:
         ModelError: The model directory is missing or damaged.
@@ -125,6 +132,8 @@ def start_service(settings: Settings, *, block: bool = False) -> RunningService:
     except BaseException:
         _stop(owns_ray=owns_ray)
         raise
+    if is_announced:
+        running = replace(running, note=announce(running.ray_address))
     if block:
         environment.wait_for_signal()
         stop_service(running)
@@ -133,6 +142,7 @@ def start_service(settings: Settings, *, block: bool = False) -> RunningService:
 
 def stop_service(running: RunningService) -> None:
     """Let running requests finish, stop what `start_service` started and free the port."""
+    withdraw(running.note)
     _stop(owns_ray=running.owns_ray)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from orthros_deployments import environment
 from orthros_deployments.app import APP_NAME, start_service, stop_service
+from orthros_deployments.local_services import find_services
 from orthros_service.errors import UnavailableError
 from orthros_service.settings import Settings
 
@@ -55,7 +56,7 @@ def running_service(
             "or leave out --no-start-service to have one for the time of the job."
         )
     tell(f"no service runs here{_found(status)}; starting one for the time of the job")
-    running = start_service(_for_one_job(settings))
+    running = start_service(_for_one_job(settings), is_announced=False)
     try:
         yield
     finally:
@@ -74,20 +75,32 @@ def _join(settings: Settings) -> str | None:
         a cluster that the settings name, where a service may then be started.
 
     Raises:
-        UnavailableError: There is no cluster at the address in the settings.
+        UnavailableError: There is no cluster at the address in the settings, or several services
+            run here and the settings name none.
     """
     import ray
     from ray import serve
 
     address = settings.deployment.ray_address
+    if address is None:
+        found = find_services()
+        if not found:
+            return None
+        if len(found) > 1:
+            raise UnavailableError(
+                f"{len(found)} services run on this machine, on Ray at {', '.join(found)}; set "
+                "ORTHROS_DEPLOYMENT__RAY_ADDRESS to the one to use."
+            )
+        (joined,) = found
+    else:
+        environment.require_cluster(address)
+        joined = address
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=joined, log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:
         if address is None:
             return None
-        raise UnavailableError(
-            f"There is no Ray cluster at {address!r}; check ORTHROS_DEPLOYMENT__RAY_ADDRESS."
-        ) from error
+        raise environment.no_cluster(address) from error
     application = serve.status().applications.get(APP_NAME)
     status = None if application is None else application.status.value
     if address is None and status != _RUNNING:

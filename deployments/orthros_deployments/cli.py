@@ -10,7 +10,7 @@ from orthros_deployments.serve_cli import serve
 app = typer.Typer(
     name="orthros",
     help="Ingest a long document once in linear time, then ask it many times with full attention.",
-    epilog="First steps: orthros models prepare, serve; then ingest FILE and ask ID.",
+    epilog="First steps: models prepare, serve; then ingest FILE, ask QUESTION --document ID.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

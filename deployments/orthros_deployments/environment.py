@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from orthros_service.errors import InvalidValueError, ModelError
+from orthros_deployments.local_services import can_reach
+from orthros_service.errors import InvalidValueError, ModelError, UnavailableError
 from orthros_service.model.registry import describe_model
 from orthros_service.settings import Settings
 from orthros_service.tokenization import Tokenizer
@@ -99,6 +100,7 @@ def connect_ray(settings: Settings) -> bool:
     if ray.is_initialized():
         return False
     if address is not None:
+        require_cluster(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         return False
     from orthros_deployments.machine import plan_cluster
@@ -117,6 +119,23 @@ def connect_ray(settings: Settings) -> bool:
         logging_level=logging.WARNING,
     )
     return True
+
+
+def require_cluster(address: str) -> None:
+    """Fail at once where nothing listens: Ray would go on trying for a quarter of an hour.
+
+    Raises:
+        UnavailableError: Nothing listens at the address.
+    """
+    if not can_reach(address):
+        raise no_cluster(address)
+
+
+def no_cluster(address: str) -> UnavailableError:
+    """The error for a cluster that the settings name and that is not there."""
+    return UnavailableError(
+        f"There is no Ray cluster at {address!r}; check ORTHROS_DEPLOYMENT__RAY_ADDRESS."
+    )
 
 
 def prepare_variables(settings: Settings) -> None:

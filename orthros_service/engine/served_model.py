@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from orthros_kernels import Backend, force_backend
 from orthros_service.engine.memory import keep_large_buffers
 from orthros_service.errors import InvalidValueError
 from orthros_service.model.int8_linear import quantize_for_decode
@@ -51,6 +52,7 @@ def load_served_model(settings: Settings, *, for_decode: bool) -> ServedModel:
     loaded = load_model(
         settings.model.directory, device=settings.model.device, dtype=settings.model.dtype
     )
+    _choose_kernels(settings.model.kernels, loaded.device)
     if loaded.device.type == "cpu":
         keep_large_buffers()
     if for_decode and settings.model.decode_weights == "int8":
@@ -59,6 +61,21 @@ def load_served_model(settings: Settings, *, for_decode: bool) -> ServedModel:
     layout = _layout(loaded, tokenizer, settings)
     return ServedModel(
         loaded=loaded, tokenizer=tokenizer, layout=layout, info=_info(loaded, layout, settings)
+    )
+
+
+def _choose_kernels(kernels: Backend, device: torch.device) -> None:
+    if kernels == "triton" and device.type != "cuda":
+        raise InvalidValueError(
+            f"ORTHROS_MODEL__KERNELS=triton needs a GPU, and the model is on {device}; use 'auto'."
+        )
+    force_backend(kernels)
+    is_triton = device.type == "cuda" and kernels != "reference"
+    logger.info(
+        "Attention runs in %s (kernels=%s, device=%s)",
+        "Triton kernels" if is_triton else "plain torch",
+        kernels,
+        device,
     )
 
 

@@ -88,7 +88,7 @@ def test_threads_share_one_catalog(catalog):
             for number in range(25):
                 add(catalog, f"{name}_{number}")
                 catalog.list(5)
-        except Exception as error:  # noqa: BLE001 - reported below
+        except Exception as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]

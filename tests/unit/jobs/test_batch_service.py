@@ -25,6 +25,9 @@ class FakeRay:
         monkeypatch.setattr(batch_service, "start_service", self.start)
         monkeypatch.setattr(batch_service, "stop_service", self.stopped.append)
         monkeypatch.setattr(batch_service.environment, "prepare_variables", lambda settings: None)
+        monkeypatch.setattr(batch_service.environment, "can_reach", lambda address: True)
+        found = ["here:1"] if has_cluster else []
+        monkeypatch.setattr(batch_service, "find_services", lambda: found)
 
     def init(self, address, **_):
         if not self.has_cluster:
@@ -37,7 +40,8 @@ class FakeRay:
     def get_runtime_context(self):
         return SimpleNamespace(gcs_address="here:1")
 
-    def start(self, settings):
+    def start(self, settings, *, is_announced):
+        assert not is_announced
         self.started.append(settings)
         return "service"
 
@@ -115,3 +119,21 @@ def test_a_named_cluster_that_is_not_there_is_an_error(ray_with):
 
     with pytest.raises(UnavailableError, match="there:1"):
         _use(_named(), can_start=True)
+
+
+def test_several_services_are_not_chosen_between(ray_with, monkeypatch):
+    ray = ray_with("RUNNING")
+    monkeypatch.setattr(batch_service, "find_services", lambda: ["here:1", "here:2"])
+
+    with pytest.raises(UnavailableError, match=r"here:1, here:2.*RAY_ADDRESS"):
+        _use(Settings(), can_start=True)
+    assert not ray.is_connected
+
+
+def test_a_named_cluster_where_nothing_listens_fails_before_ray_tries(ray_with, monkeypatch):
+    ray = ray_with("RUNNING")
+    monkeypatch.setattr(batch_service.environment, "can_reach", lambda address: False)
+
+    with pytest.raises(UnavailableError, match="there:1"):
+        _use(_named(), can_start=True)
+    assert not ray.is_connected
