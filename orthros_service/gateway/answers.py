@@ -153,7 +153,9 @@ class _Reply:
     async def events(self) -> AsyncGenerator[bytes, None]:
         async for event in self.generation.events():
             if isinstance(event, GenerationFinished):
-                yield encode_event(self.answer(event), name="completed")
+                completed = encode_event(self.answer(event), name="completed")
+                self.generation.mark_delivered()
+                yield completed
             elif event.text:
                 yield encode_event({"text": event.text}, name="delta")
 

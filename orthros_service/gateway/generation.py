@@ -109,6 +109,10 @@ class Generation:
         async for event in self._run_events:
             yield event
 
+    def mark_delivered(self) -> None:
+        """Say that the last event goes out now: who leaves from here on has cancelled nothing."""
+        self._state.is_delivered = True
+
     async def close(self) -> None:
         """Stop the work, if it still runs."""
         await self._run_events.aclose()

@@ -209,6 +209,7 @@ async def _chunks(completion: _Completion) -> AsyncGenerator[bytes, None]:
             if completion.wants_usage:
                 last = completion.envelope("chat.completion.chunk", [], usage=_usage(event))
                 yield encode_event(last)
+            completion.generation.mark_delivered()
             yield _DONE
 
 

@@ -59,8 +59,10 @@ class RequestScope:
                 response = error_response(Request(scope), internal_error())
                 await response(scope, receive, send_with_id)
             except BaseException:
-                # Cancelled from outside: the server shuts down or the caller has gone.
-                state.error_code = state.error_code or "cancelled"
+                # Cancelled from outside: the server shuts down or the caller has gone. A caller who
+                # leaves with the whole answer has cancelled nothing.
+                if not state.is_delivered:
+                    state.error_code = state.error_code or "cancelled"
                 raise
             finally:
                 self._record(scope, state, status)

@@ -16,6 +16,7 @@ class RequestState:
         request_id: Names the request in answers and logs.
         arrived: `time.monotonic()` of its arrival.
         is_body_read: Whether the whole body has been read.
+        is_delivered: Whether a stream's last event has been handed to the server.
         error_code: Code of the error that it ended in, also of one that broke a stream.
         phase: How far a generation has come; None for other requests.
         numbers: Counts and seconds for the request's line in the log.
@@ -24,6 +25,7 @@ class RequestState:
     request_id: str
     arrived: float = field(default_factory=time.monotonic)
     is_body_read: bool = False
+    is_delivered: bool = False
     error_code: str | None = None
     phase: str | None = None
     numbers: dict[str, float | int | str] = field(default_factory=dict)

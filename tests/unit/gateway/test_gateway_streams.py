@@ -3,11 +3,14 @@
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 
 import httpx
 import httpx_sse
 import pytest
 
+from orthros_service.gateway.request_scope import RequestScope
+from orthros_service.gateway.request_state import RequestState
 from orthros_service.types import IngestProgress
 
 ASK = {"text": "Some text.", "question": "q"}
@@ -154,3 +157,28 @@ async def test_a_client_gets_its_413_while_it_still_sends_a_body_that_is_far_too
         assert response.json()["code"] == "document_too_large"
         assert (await client.get("/healthz")).status_code == 200
     assert service.backend.ingested == []
+
+
+async def test_a_client_that_leaves_with_the_whole_answer_has_cancelled_nothing():
+    """The scope is told of a departure after the last event, as a server does it."""
+    reached = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        RequestState.of(scope).is_delivered = len(reached) == 0
+        reached.append(scope)
+        raise asyncio.CancelledError
+
+    async def send(message):
+        pass
+
+    counted = []
+    metrics = SimpleNamespace(
+        increment=lambda name, **labels: counted.append(labels["outcome"]),
+        observe=lambda *args, **labels: None,
+    )
+    middleware = RequestScope(app, metrics=metrics)
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError):
+            await middleware({"type": "http", "method": "GET", "headers": []}, None, send)
+    assert counted == ["ok", "cancelled"]

@@ -68,8 +68,8 @@ def count(
             session.terminal.object(counted)
         else:
             session.terminal.line(
-                f"{counted.num_tokens:,} tokens, {counted.num_chars:,} characters; "
-                f"it would be read in {counted.prefill_mode} mode"
+                f"{counted.num_tokens:,} tokens, {counted.num_chars:,} characters; as a document "
+                f"{counted.document_tokens:,} tokens, read in {counted.prefill_mode} mode"
             )
 
 

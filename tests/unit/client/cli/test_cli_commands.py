@@ -188,5 +188,5 @@ def test_a_documents_list_says_when_there_is_more(run, service, wire):
 
 
 def test_count_names_tokens_and_mode(run, text_file):
-    line = "1,234 tokens, 5,678 characters; it would be read in full mode\n"
+    line = "1,234 tokens, 5,678 characters; as a document 1,260 tokens, read in full mode\n"
     assert run("count", text_file).stdout == line
