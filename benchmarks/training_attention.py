@@ -39,7 +39,15 @@ WINDOW, SINKS = 512, 4
 SEGMENTS, SEGMENT_TOKENS = 16, 64
 LENGTHS = (2**17, 2**16, 2**14)
 DTYPE = torch.bfloat16
+SHAPE = {
+    "heads": (HEADS, KV_HEADS, HEAD_DIM),
+    "window": WINDOW,
+    "sinks": SINKS,
+    "segments": (SEGMENTS, SEGMENT_TOKENS),
+    "dtype": str(DTYPE),
+}
 ARGUMENTS: dict[str, Any] = {"window": WINDOW, "num_sinks": SINKS, "scale": HEAD_DIM**-0.5}
+PASSES = {"forward": FORWARD_CONFIGS, "grad_q": GRAD_Q_CONFIGS, "grad_kv": GRAD_KV_CONFIGS}
 MAX_ERROR = 2e-2
 Row = dict[str, Any]
 
@@ -70,16 +78,6 @@ def flops(num_tokens: int) -> float:
     pairs = num_tokens * (WINDOW + TILE / 2 + SINKS)
     pairs += SEGMENTS * SEGMENT_TOKENS * (num_tokens + SEGMENT_TOKENS / 2)
     return 4.0 * HEADS * HEAD_DIM * pairs
-
-
-def all_configs() -> dict[str, list[TrainingConfig]]:
-    """For each pass its configurations, the other passes being the default's."""
-    default = default_config(HEAD_DIM, DTYPE)
-    return {
-        "forward": [replace(default, forward=x) for x in FORWARD_CONFIGS],
-        "grad_q": [replace(default, grad_q=x) for x in GRAD_Q_CONFIGS],
-        "grad_kv": [replace(default, grad_kv=x) for x in GRAD_KV_CONFIGS],
-    }
 
 
 class SmallCase:
@@ -180,37 +178,19 @@ def flex_row(num_tokens: int) -> Row:
     return row | time_both(lambda: function(*leaves), leaves, grad_out)
 
 
-def config_row(num_tokens: int, which: str, config: TrainingConfig) -> Row:
-    """One pass in one configuration."""
+def config_row(num_tokens: int, config: TrainingConfig) -> Row:
+    """Both passes in one configuration, launched directly."""
     layout = made_layout(num_tokens)
     leaves, grad_out = made_inputs(layout.num_tokens)
     inputs = [x.detach() for x in leaves]
     common = {**ARGUMENTS, "config": config}
-    if which == "forward":
-        return {"ms": time_ms(lambda: phase_training_forward(*inputs, layout, **common))}
+    forward_ms = time_ms(lambda: phase_training_forward(*inputs, layout, **common))
     out, lse = phase_training_forward(*inputs, layout, **common)
-    return {
-        "ms": time_ms(
-            lambda: phase_training_backward(grad_out, *inputs, out, lse, layout, **common)
-        )
-    }
-
-
-def best_step_row(num_tokens: int, config: TrainingConfig) -> Row:
-    """Both passes with the fastest configuration of each."""
-    layout = made_layout(num_tokens)
-    leaves, grad_out = made_inputs(layout.num_tokens)
-    inputs = [x.detach() for x in leaves]
-    common = {**ARGUMENTS, "config": config}
-
-    def step() -> None:
-        out, lse = phase_training_forward(*inputs, layout, **common)
-        phase_training_backward(grad_out, *inputs, out, lse, layout, **common)
-
-    return {
-        "forward_ms": time_ms(lambda: phase_training_forward(*inputs, layout, **common)),
-        "step_ms": time_ms(step),
-    }
+    backward_ms = time_ms(
+        lambda: phase_training_backward(grad_out, *inputs, out, lse, layout, **common)
+    )
+    step_ms = forward_ms + backward_ms
+    return {"forward_ms": forward_ms, "backward_ms": backward_ms, "step_ms": step_ms}
 
 
 class Report:
@@ -218,26 +198,19 @@ class Report:
 
     def __init__(self, output: Path, budget_s: float) -> None:
         self.output, self.deadline = output, time.perf_counter() + budget_s
-        self.result: Row = {
-            "machine": describe_device(),
-            "shape": {
-                "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": str(DTYPE),
-                "window": WINDOW, "sinks": SINKS, "segments": SEGMENTS,
-                "segment_tokens": SEGMENT_TOKENS,
-            },
-            "rows": [],
-        }  # fmt: skip
+        self.result: Row = {"machine": describe_device(), "shape": SHAPE, "rows": []}
 
     def add(self, what: Row, measure: Callable[[], Row]) -> Row | None:
         """The measured row, or None if it failed or the time is up."""
+        row, is_good = dict(what), False
         if time.perf_counter() > self.deadline:
-            row, is_good = {**what, "problem": "not run: out of time"}, False
+            row["problem"] = "not run: out of time"
         else:
             try:
-                row, is_good = {**what, **measure()}, True
+                row |= measure()
+                is_good = True
             except Exception as problem:
-                row, is_good = {**what, "problem": f"{type(problem).__name__}: {problem}"}, False
-                row["problem"] = row["problem"][:400]
+                row["problem"] = f"{type(problem).__name__}: {problem}"[:400]
             # What a failure or a large case leaves behind is not the next one's burden.
             torch.cuda.empty_cache()
         self.result["rows"].append(row)
@@ -250,97 +223,71 @@ class Report:
         self.output.write_text(json.dumps(self.result, indent=1, default=str) + "\n")
 
 
-def compare(report: Report, num_tokens: int, step: Callable[[], Row], name: str) -> Row | None:
-    """Ours at one length, with its rate."""
+def fastest_config(report: Report, small: SmallCase) -> TrainingConfig:
+    """The fastest configuration of each pass, the others by default, among those that are right."""
+    default = best = default_config(HEAD_DIM, DTYPE)
+    for which, all_blocks in PASSES.items():
+        times: list[tuple[float, Any]] = []
+        for blocks in all_blocks:
+            config = replace(default, **{which: blocks})
 
-    def measure() -> Row:
-        row = step()
-        row["forward_tflop_per_s"] = flops(num_tokens) / row["forward_ms"] / 1e9
-        row["step_tflop_per_s"] = 3.5 * flops(num_tokens) / row["step_ms"] / 1e9
-        return row
+            def measure(config: TrainingConfig = config) -> Row:
+                error = small.error(config)
+                row: Row = {"error": error, "is_right": error < MAX_ERROR}
+                return row | config_row(LENGTHS[0], config)
 
-    return report.add({"what": name, "tokens": num_tokens}, measure)
-
-
-def fastest_config(report: Report, right: dict[str, list[TrainingConfig]]) -> TrainingConfig:
-    """Times what the check let through at the longest row; the fastest of each pass."""
-    best = default_config(HEAD_DIM, DTYPE)
-    for which, configs in right.items():
-        times: list[tuple[float, TrainingConfig]] = []
-        for config in configs:
-            what = {"what": which, "tokens": LENGTHS[0], "config": getattr(config, which)}
-            row = report.add(what, lambda c=config, w=which: config_row(LENGTHS[0], w, c))
-            if row is not None:
-                times.append((row["ms"], config))
+            row = report.add({"what": which, "at": LENGTHS[0], "config": blocks}, measure)
+            if row is not None and row["is_right"]:
+                times.append((row["forward_ms" if which == "forward" else "backward_ms"], blocks))
         if times:
-            _, config = min(times, key=lambda pair: pair[0])
-            best = replace(best, **{which: getattr(config, which)})
+            best = replace(best, **{which: min(times, key=lambda pair: pair[0])[1]})
     return best
 
 
-def checked(report: Report, small: SmallCase) -> dict[str, list[TrainingConfig]]:
-    """The configurations of each pass that compile and agree with the reference."""
-    right: dict[str, list[TrainingConfig]] = {}
-    for which, configs in all_configs().items():
-        right[which] = []
-        for config in configs:
-            what = {"what": f"error of {which}", "config": getattr(config, which)}
-            row = report.add(what, lambda c=config: {"error": small.error(c)})
-            if row is not None and row["error"] < MAX_ERROR:
-                right[which].append(config)
-            elif row is not None:
-                print(f"  WRONG: {what}")
-    return right
+def add_ratios(rows: list[Row]) -> None:
+    """FlexAttention's time over each row's, and the rate of useful operations."""
+    rows = [row for row in rows if "tokens" in row and "step_ms" in row]
+    flex = {row["tokens"]: row for row in rows if row["what"] == "flex"}
+    for row in rows:
+        for which, work in (("forward", 1.0), ("step", 3.5)):
+            ms = row[f"{which}_ms"]
+            row[f"{which}_tflop_per_s"] = work * flops(row["tokens"]) / ms / 1e9
+            if row["tokens"] in flex:
+                row[f"{which}_ratio"] = flex[row["tokens"]][f"{which}_ms"] / ms
 
 
 def print_table(rows: list[Row]) -> None:
     """Milliseconds and ratios by length."""
-    print(f"{'tokens':>8} {'':12} {'forward ms':>11} {'step ms':>9} {'vs Flex':>8} {'step':>6}")
-    for num_tokens in LENGTHS:
-        mine = [r for r in rows if r.get("tokens") == num_tokens and "step_ms" in r]
-        for row in mine:
-            ratios = [f"{row.get(f'{x}_ratio', float('nan')):.2f}" for x in ("forward", "step")]
-            print(
-                f"{num_tokens:>8} {row['what']:12} {row['forward_ms']:>11.3f} "
-                f"{row['step_ms']:>9.3f} {ratios[0]:>8} {ratios[1]:>6}"
-            )
-
-
-def add_ratios(rows: list[Row]) -> None:
-    """FlexAttention's time over ours, for every row of ours that has its counterpart."""
-    flex = {r["tokens"]: r for r in rows if r["what"] == "flex" and "step_ms" in r}
-    for row in rows:
-        base = flex.get(row.get("tokens"))
-        if base is not None and row["what"] != "flex" and "step_ms" in row:
-            row["forward_ratio"] = base["forward_ms"] / row["forward_ms"]
-            row["step_ratio"] = base["step_ms"] / row["step_ms"]
+    print("  tokens  what     forward ms   step ms   Flex / it: forward   step")
+    for row in sorted((r for r in rows if "step_tflop_per_s" in r), key=lambda r: r["tokens"]):
+        ratios = [row.get(f"{which}_ratio", float("nan")) for which in ("forward", "step")]
+        print(
+            f"{row['tokens']:>8}  {row['what']:8} {row['forward_ms']:>10.3f} "
+            f"{row['step_ms']:>9.3f} {ratios[0]:>20.2f} {ratios[1]:>6.2f}"
+        )
 
 
 def main() -> None:
     """Default and FlexAttention at the longest row first, then what the time allows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--budget-s", type=float, default=50.0, help="start no case after this")
-    parser.add_argument(
-        "--output", type=Path, default=Path("benchmarks/results/training_attention.json")
-    )
+    default_output = Path("benchmarks/results/training_attention.json")
+    parser.add_argument("--output", type=Path, default=default_output)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     report = Report(arguments.output, arguments.budget_s)
     print(report.result["machine"])
     small = SmallCase()
     default = default_config(HEAD_DIM, DTYPE)
-    report.add(
-        {"what": "error of default", "config": default}, lambda: {"error": small.error(default)}
-    )
-    for num_tokens in LENGTHS:
-        compare(report, num_tokens, lambda n=num_tokens: ours_row(n), "default")
+    report.add({"what": "check", "config": default}, lambda: {"error": small.error(default)})
+    for tokens in LENGTHS:
+        report.add({"what": "default", "tokens": tokens}, lambda n=tokens: ours_row(n))
     report.add({"what": "flex", "tokens": LENGTHS[0]}, lambda: flex_row(LENGTHS[0]))
-    best = fastest_config(report, checked(report, small))
-    report.result["fastest_config"] = best
-    for num_tokens in LENGTHS:
-        compare(report, num_tokens, lambda n=num_tokens: best_step_row(n, best), "fastest")
-    for num_tokens in LENGTHS[1:]:
-        report.add({"what": "flex", "tokens": num_tokens}, lambda n=num_tokens: flex_row(n))
+    report.result["fastest_config"] = best = fastest_config(report, small)
+    for tokens in LENGTHS:
+        report.add({"what": "fastest", "tokens": tokens}, lambda n=tokens: config_row(n, best))
+    for tokens in LENGTHS[1:]:
+        report.add({"what": "flex", "tokens": tokens}, lambda n=tokens: flex_row(n))
     add_ratios(report.result["rows"])
     report.write()
     print_table(report.result["rows"])

@@ -19,6 +19,8 @@ from orthros_kernels.partial_attention.op import (
 )
 from orthros_kernels.phase_attention.op import packed_phase_attention, phase_attention
 from orthros_kernels.phase_attention.packed import PackedCarry, PackedSteps, next_carry, pack_steps
+from orthros_kernels.phase_training.layout import DocumentSpan, PhaseLayout
+from orthros_kernels.phase_training.op import phase_training_attention
 from orthros_kernels.rms_norm.op import add_rms_norm, rms_norm
 from orthros_kernels.rotary_write.op import rotary_scatter, rotary_write
 from orthros_kernels.swiglu.op import swiglu
@@ -26,10 +28,12 @@ from orthros_kernels.swiglu.op import swiglu
 __all__ = [
     "Backend",
     "DecodePlan",
+    "DocumentSpan",
     "KernelError",
     "KeyRun",
     "PackedCarry",
     "PackedSteps",
+    "PhaseLayout",
     "PlanSize",
     "add_rms_norm",
     "attention_mass",
@@ -46,6 +50,7 @@ __all__ = [
     "packed_phase_attention",
     "partial_attention",
     "phase_attention",
+    "phase_training_attention",
     "rms_norm",
     "rotary_scatter",
     "rotary_write",

@@ -77,8 +77,8 @@ class Case:
 
 
 def made_case(
-    name: str, *, heads: tuple[int, int, int], window: int, num_sinks: int, dtype: torch.dtype,
-    split_tokens: int = 4096,
+    name: str, *, heads: tuple[int, int, int] = (2, 1, 64), window: int = 256, num_sinks: int = 4,
+    dtype: torch.dtype = DTYPES[-1], split_tokens: int = 4096,
 ) -> Case:  # fmt: skip
     spans, num_tokens = ROWS[name]
     layout = PhaseLayout.build(spans, num_tokens=num_tokens, split_tokens=split_tokens)
@@ -130,33 +130,24 @@ def check_case(case: Case, config: TrainingConfig | None = None) -> None:
 def test_output_and_gradients_equal_the_reference(
     name: str, heads: tuple[int, int, int], window: int, num_sinks: int
 ) -> None:
-    check_case(made_case(name, heads=heads, window=window, num_sinks=num_sinks, dtype=DTYPES[-1]))
+    check_case(made_case(name, heads=heads, window=window, num_sinks=num_sinks))
 
 
-@pytest.mark.parametrize("num_sinks", [1, 16, 128])
-def test_any_number_of_sinks(num_sinks: int) -> None:
-    check_case(
-        made_case(
-            "a document longer than the window", heads=(2, 1, 64), window=128,
-            num_sinks=num_sinks, dtype=DTYPES[-1],
-        )
-    )  # fmt: skip
+@pytest.mark.parametrize("sinks", [1, 16, 128])
+def test_any_number_of_sinks(sinks: int) -> None:
+    check_case(made_case([*ROWS][-1], window=128, num_sinks=sinks))
 
 
 @pytest.mark.parametrize("name", ["several documents", "a document longer than the window"])
 def test_half_precision(name: str) -> None:
-    check_case(made_case(name, heads=(2, 1, 64), window=256, num_sinks=4, dtype=DTYPES[0]))
+    check_case(made_case(name, dtype=DTYPES[0]))
 
 
 @pytest.mark.parametrize(
     "name", ["segments over several tiles, with gaps", "a document longer than the window"]
 )
 def test_a_document_split_over_programs(name: str) -> None:
-    check_case(
-        made_case(
-            name, heads=(2, 2, 64), window=256, num_sinks=4, dtype=DTYPES[-1], split_tokens=128
-        )
-    )
+    check_case(made_case(name, heads=(2, 2, 64), split_tokens=128))
 
 
 @pytest.mark.skipif(not IS_COMPILED, reason="the interpreter is slow")
@@ -164,7 +155,7 @@ def test_a_document_split_over_programs(name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_larger_head_sizes(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     for name in ROWS:
-        check_case(made_case(name, heads=heads, window=256, num_sinks=4, dtype=dtype))
+        check_case(made_case(name, heads=heads, dtype=dtype))
 
 
 def tried_configs(head_dim: int) -> list[TrainingConfig]:
@@ -184,24 +175,18 @@ def tried_configs(head_dim: int) -> list[TrainingConfig]:
 def test_every_configuration(head_dim: int) -> None:
     names = [*ROWS][2:] if IS_COMPILED else ["short segments in one tile"]
     for name in names:
-        heads = (2, 1, head_dim)
-        case = made_case(name, heads=heads, window=128, num_sinks=4, dtype=DTYPES[-1])
+        case = made_case(name, heads=(2, 1, head_dim), window=128)
         for config in tried_configs(head_dim):
             check_case(case, config)
 
 
 def test_two_runs_give_the_same_bits() -> None:
-    case = made_case(
-        "several documents", heads=(2, 1, 64), window=128, num_sinks=4, dtype=DTYPES[-1],
-        split_tokens=128,
-    )  # fmt: skip
+    case = made_case("several documents", split_tokens=128)
     assert all(a.equal(b) for a, b in zip(run(case), run(case), strict=True))
 
 
 def test_the_operator_is_differentiable_in_either_backend() -> None:
-    case = made_case(
-        "short segments in one tile", heads=(2, 1, 64), window=128, num_sinks=4, dtype=DTYPES[-1]
-    )
+    case = made_case("short segments in one tile")
     leaves = [x.clone().requires_grad_() for x in case.inputs]
     for backend in ("triton", "reference"):
         out = phase_training_attention(*leaves, case.layout, **case.arguments, backend=backend)
