@@ -64,7 +64,7 @@ _REDUCE_ROWS, _REDUCE_COLUMNS = 64, 64
 
 
 def default_config(head_dim: int, dtype: torch.dtype) -> TrainingConfig:
-    """What the launchers take unless told otherwise."""
+    """The fastest on Hopper for a head size of 64; not measured for the larger ones."""
     if dtype == torch.float32:
         # The interpreter: few large blocks.
         whole = BlockConfig(TILE, TILE, 4, 1)
