@@ -27,9 +27,6 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     watcher = asyncio.create_task(_wait_for_disconnect(request))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and watcher.exception() is not None:
-            # The server cannot tell whether the client is there; then the work goes on.
-            await asyncio.wait({task})
         if task.done():
             return task.result()
         raise CancelledError("The client left before its request ended; the work was stopped.")

@@ -38,6 +38,7 @@ class RequestScope:
             return
         state = RequestState(request_id=_request_id(Headers(scope=scope)))
         state.attach(scope)
+        receive = _until_gone(receive)
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -90,6 +91,27 @@ class RequestScope:
         if state.phase:
             extra["phase"] = state.phase
         logger.info("request finished", extra=extra)
+
+
+def _until_gone(receive: Receive) -> Receive:
+    """Make a server's failure to say anything more of the client what it is: the client left.
+
+    Ray Serve raises there when it cancels a request, and when the proxy with the client's
+    connection dies. Asked again it would never answer.
+    """
+    is_gone = False
+
+    async def receive_or_leave() -> Message:
+        nonlocal is_gone
+        if not is_gone:
+            try:
+                return await receive()
+            except Exception as error:  # noqa: BLE001 - which class, only the server knows
+                is_gone = True
+                logger.info("the client is gone: %s", type(error).__name__)
+        return {"type": "http.disconnect"}
+
+    return receive_or_leave
 
 
 def _request_id(headers: Headers) -> str:

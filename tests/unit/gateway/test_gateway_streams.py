@@ -182,3 +182,54 @@ async def test_a_client_that_leaves_with_the_whole_answer_has_cancelled_nothing(
         with pytest.raises(asyncio.CancelledError):
             await middleware({"type": "http", "method": "GET", "headers": []}, None, send)
     assert counted == ["ok", "cancelled"]
+
+
+class TaskCancelledError(Exception):
+    """What Ray Serve raises in place of a message once the client has left."""
+
+
+@pytest.mark.parametrize("num_messages", [0, 1])
+@pytest.mark.parametrize("path", ["/v1/answers", "/v1/documents"])
+async def test_a_server_that_raises_instead_of_saying_goodbye_means_a_client_that_left(
+    service, caplog, path, num_messages
+):
+    """It raises once, while the body is read or while the work runs, and then never answers."""
+    service.backend.script = ["hang"]
+    body = json.dumps(ASK if path == "/v1/answers" else {"text": "t"}).encode()
+    is_whole = path == "/v1/answers"
+    messages = [{"type": "http.request", "body": body, "more_body": not is_whole}][:num_messages]
+    num_raised = 0
+
+    async def receive():
+        nonlocal num_raised
+        if messages:
+            return messages.pop(0)
+        if num_messages and is_whole:
+            await until(lambda: service.backend.num_active == 1)
+        num_raised += 1
+        if num_raised > 1:
+            await asyncio.Event().wait()
+        raise TaskCancelledError
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ],
+    }
+    async with asyncio.timeout(3):
+        await service.app(scope, receive, send)
+    assert sent[0]["status"] == 499
+    assert service.metric("orthros_requests_total", outcome="cancelled", code="cancelled") == 1
+    assert service.metric("orthros_requests_total", code="internal") == 0
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert service.backend.num_active == 0
