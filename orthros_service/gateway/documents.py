@@ -105,16 +105,23 @@ async def _store(
     assert document_id is not None, "a stored document has an id"
 
     def put() -> None:
+        # Asked first: a catalogue that does not answer then leaves nothing behind.
+        is_known = context.catalog.count_content(text.content_key) > 0
         context.texts.put(text.content_key, text.text)
-        context.catalog.create(
-            document_id,
-            title=title or "",
-            content_key=text.content_key,
-            num_chars=len(text.text),
-            num_bytes=len(text.text.encode()),
-            mode_choice=text.mode,
-            metadata=metadata,
-        )
+        try:
+            context.catalog.create(
+                document_id,
+                title=title or "",
+                content_key=text.content_key,
+                num_chars=len(text.text),
+                num_bytes=len(text.text.encode()),
+                mode_choice=text.mode,
+                metadata=metadata,
+            )
+        except Exception:
+            if not is_known:
+                _delete_text_quietly(context, text.content_key)
+            raise
 
     # A deletion of the last document with the same content must not take the text away between.
     async with context.content_lock:
@@ -214,6 +221,13 @@ def _delete_row(context: GatewayContext, document_id: str) -> str | None:
         return None
     context.texts.delete(key)
     return key
+
+
+def _delete_text_quietly(context: GatewayContext, key: str) -> None:
+    try:
+        context.texts.delete(key)
+    except OrthrosError:
+        logger.warning("the text of a document that has no row is left behind", exc_info=True)
 
 
 def document_of(row: DocumentRow) -> Document:

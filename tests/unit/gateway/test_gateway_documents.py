@@ -149,6 +149,23 @@ async def test_a_refused_ingestion_leaves_nothing_behind(service):
     assert len(service.backend.forgotten) == 1
 
 
+async def test_a_text_whose_row_cannot_be_written_is_not_left_behind(service, tmp_path):
+    kept = await service.upload("Known.")
+    create = service.catalog.create
+
+    def fail(*_args, **_values):
+        raise UnavailableError("The catalogue failed.")
+
+    service.catalog.create = fail
+    for text in (TEXT, "Known."):
+        response = await service.client.post("/v1/documents", content=text, headers=PLAIN)
+        assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+    key = service.catalog.get(kept).content_key
+    assert [path.stem for path in (tmp_path / "texts").iterdir()] == [key]
+    service.catalog.create = create
+    await service.upload(TEXT)
+
+
 async def test_listing_pages_through_all_documents_newest_first(service):
     created = [await service.upload(f"Text {number}.") for number in range(5)]
     seen, after = [], None
