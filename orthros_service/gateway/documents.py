@@ -21,6 +21,7 @@ from orthros_client.types import (
 from orthros_service.documents import DocumentRow
 from orthros_service.errors import OrthrosError
 from orthros_service.gateway.bodies import JSON_TYPE
+from orthros_service.gateway.content_locks import ContentLocks, Locks
 from orthros_service.gateway.context import GatewayContext, get_context
 from orthros_service.gateway.openapi import json_body, problems
 from orthros_service.gateway.sources import find_document, inline_sources
@@ -74,6 +75,7 @@ _CREATE_BODY = {
 )
 async def create_document(
     context: Context,
+    locks: Locks,
     request: Request,
     title: Annotated[
         str | None, Query(max_length=MAX_TITLE_CHARS, description="For text and forms.")
@@ -88,7 +90,7 @@ async def create_document(
     upload = await read_upload(request, context.settings, title=title, prefill_mode=prefill_mode)
     (text,) = inline_sources(context, upload.text, upload.prefill_mode).documents
     text = replace(text, document_id=f"doc_{secrets.token_hex(12)}")
-    await _store(context, text, title=upload.title, metadata=upload.metadata)
+    await _store(context, locks, text, title=upload.title, metadata=upload.metadata)
     # Read again: the ingestion of a known content may be done already.
     row = await asyncio.to_thread(find_document, context, text.document_id or "")
     return JSONResponse(
@@ -99,7 +101,12 @@ async def create_document(
 
 
 async def _store(
-    context: GatewayContext, text: DocumentText, *, title: str | None, metadata: dict[str, str]
+    context: GatewayContext,
+    locks: ContentLocks,
+    text: DocumentText,
+    *,
+    title: str | None,
+    metadata: dict[str, str],
 ) -> None:
     document_id = text.document_id
     assert document_id is not None, "a stored document has an id"
@@ -124,13 +131,13 @@ async def _store(
             raise
 
     # A deletion of the last document with the same content must not take the text away between.
-    async with context.content_lock:
+    async with locks.hold(text.content_key):
         await asyncio.to_thread(put)
     try:
         await within_timeout(context.backend.ingest(text), what="take the document")
     except BaseException:
         # Nobody has learned the id; a document that is never ingested would stay queued for ever.
-        await asyncio.shield(_undo(context, document_id))
+        await asyncio.shield(_undo(context, locks, text.content_key, document_id))
         raise
 
 
@@ -182,45 +189,41 @@ async def get_document(document_id: str, context: Context) -> Document:
     response_model=DocumentDeleted,
     responses=problems(404, 503),
 )
-async def delete_document(document_id: str, context: Context) -> DocumentDeleted:
+async def delete_document(document_id: str, context: Context, locks: Locks) -> DocumentDeleted:
     """Remove the document; its text and state go too unless another document shares them."""
-    await _remove(context, document_id)
+    await _remove(context, locks, document_id)
     return DocumentDeleted(id=document_id)
 
 
-async def _remove(context: GatewayContext, document_id: str) -> None:
+async def _remove(context: GatewayContext, locks: ContentLocks, document_id: str) -> None:
     """Delete a document, the state before the row: a caller whom that fails can ask again."""
-
-    def look() -> str | None:
-        key = find_document(context, document_id).content_key
-        return key if context.catalog.count_content(key) == 1 else None
-
-    async with context.content_lock:
-        orphan = await asyncio.to_thread(look)
-        if orphan is not None:
-            await within_timeout(context.backend.forget(orphan), what="drop the state")
+    key = (await asyncio.to_thread(find_document, context, document_id)).content_key
+    async with locks.hold(key):
+        if await asyncio.to_thread(context.catalog.count_content, key) == 1:
+            # The one row that is left may be another's if this document has gone meanwhile.
+            await asyncio.to_thread(find_document, context, document_id)
+            await within_timeout(context.backend.forget(key), what="drop the state")
         await asyncio.to_thread(_delete_row, context, document_id)
 
 
-async def _undo(context: GatewayContext, document_id: str) -> None:
+async def _undo(context: GatewayContext, locks: ContentLocks, key: str, document_id: str) -> None:
     """Delete a document that the workers refused, whatever they say to that."""
-    async with context.content_lock:
-        orphan = await asyncio.to_thread(_delete_row, context, document_id)
-        if orphan is None:
+    async with locks.hold(key):
+        if not await asyncio.to_thread(_delete_row, context, document_id):
             return
         try:
-            await within_timeout(context.backend.forget(orphan), what="drop the state")
+            await within_timeout(context.backend.forget(key), what="drop the state")
         except OrthrosError:
             logger.warning("the state of a refused document may be left behind", exc_info=True)
 
 
-def _delete_row(context: GatewayContext, document_id: str) -> str | None:
-    """Delete a row, and the text if it was the last with it; then return the content's key."""
+def _delete_row(context: GatewayContext, document_id: str) -> bool:
+    """Delete a row, and the text if it was the last with it; return whether it was."""
     key = context.catalog.delete(document_id).content_key
     if context.catalog.count_content(key):
-        return None
+        return False
     context.texts.delete(key)
-    return key
+    return True
 
 
 def _delete_text_quietly(context: GatewayContext, key: str) -> None:

@@ -243,6 +243,30 @@ async def test_uploads_and_deletions_of_one_content_at_the_same_time_never_lose_
     assert (await service.client.get("/v1/documents")).json()["data"] == []
 
 
+async def test_a_deletion_that_hangs_holds_up_its_own_content_only(service):
+    document_id = await service.upload(TEXT)
+    hanging, other = service.backend.ingested[0].content_key, asyncio.Event()
+
+    async def hang(content_key):
+        if content_key == hanging:
+            await other.wait()
+
+    service.backend.forget = hang
+    deletion = asyncio.create_task(service.client.delete(f"/v1/documents/{document_id}"))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(2):
+        another = await service.upload("Another text.")
+        assert (await service.client.delete(f"/v1/documents/{another}")).status_code == 200
+    again = asyncio.create_task(service.upload(TEXT))
+    await asyncio.sleep(0.1)
+    assert not deletion.done()
+    assert not again.done()
+    other.set()
+    assert (await deletion).status_code == 200
+    assert service.texts.get(service.catalog.get(await again).content_key) == TEXT
+    assert len(service.app.state.content_locks) == 0
+
+
 async def test_events_follow_the_ingestion_and_end_when_it_is_ready(
     service, sse_events, monkeypatch
 ):
