@@ -45,6 +45,8 @@ class Admission:
         self._num_running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._mean_duration_s = _FIRST_GUESS_S
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     @property
     def num_running(self) -> int:
@@ -55,6 +57,10 @@ class Admission:
     def num_waiting(self) -> int:
         """Generations before the gate."""
         return len(self._waiting)
+
+    async def wait_idle(self) -> None:
+        """Wait until no generation runs or waits."""
+        await self._is_idle.wait()
 
     @asynccontextmanager
     async def slot(self, *, timeout_s: float) -> AsyncIterator[float]:
@@ -136,5 +142,9 @@ class Admission:
         self._record()
 
     def _record(self) -> None:
+        if self._num_running or self._waiting:
+            self._is_idle.clear()
+        else:
+            self._is_idle.set()
         self._metrics.set("orthros_requests_in_flight", self._num_running)
         self._metrics.set("orthros_queue_depth", len(self._waiting))

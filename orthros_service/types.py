@@ -140,7 +140,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFinished:
-    """The last event of every successful generation."""
+    """The last event of every successful generation.
+
+    `is_linear` says whether a document of the context was prefilled in linear mode.
+    """
 
     text: str
     finish_reason: FinishReason
@@ -148,6 +151,7 @@ class GenerationFinished:
     prompt_tokens: int
     completion_tokens: int
     max_tokens: int
+    is_linear: bool = False
     evidence: tuple[EvidenceSpan, ...] = ()
     timings: Timings = field(default_factory=Timings)
 
@@ -191,14 +195,6 @@ class GenerationBackend(Protocol):
 
     async def ingest(self, document: DocumentText) -> None:
         """Start or join an ingestion and return at once; the catalogue records its progress."""
-        ...
-
-    async def wait_ready(self, document: DocumentText, *, timeout_s: float) -> IngestProgress:
-        """Ingest if need be and wait until the state is ready.
-
-        Raises:
-            DeadlineExceededError: Not ready within timeout_s.
-        """
         ...
 
     async def forget(self, content_key: str) -> None:

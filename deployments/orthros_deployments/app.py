@@ -26,10 +26,12 @@ APP_NAME = "orthros"
 
 _SMALL_CPUS = 0.1
 _HEALTH_PERIOD_S = 5.0
-_HEALTH_TIMEOUT_S = 30.0
+_HEALTH_TIMEOUT_S = 10.0
 # Requests wait in our own queues, where they are counted and can be cancelled.
 _MANY_REQUESTS = 1000
 _KEEP_ALIVE_S = 90
+_STOP_MARGIN_S = 10.0
+_LOOK_EVERY_S = 0.2
 _OUR_ERROR = re.compile(r"orthros_service\.errors\.(\w+): (.+)")
 
 
@@ -42,6 +44,7 @@ class RunningService:
         model: What it serves.
         ray_address: Address of its Ray cluster, for other processes that want to join.
         owns_ray: Whether stopping the service stops Ray too.
+        shutdown_timeout_s: Seconds that running requests have to finish.
         note: Where this machine's other commands find its Ray address; None if they do not.
     """
 
@@ -49,6 +52,7 @@ class RunningService:
     model: ModelInfo
     ray_address: str
     owns_ray: bool
+    shutdown_timeout_s: float
     note: Path | None = None
 
 
@@ -130,7 +134,7 @@ def start_service(
     try:
         running = _run(settings, owns_ray=owns_ray)
     except BaseException:
-        _stop(owns_ray=owns_ray)
+        _stop(owns_ray=owns_ray, timeout_s=settings.deployment.shutdown_timeout_s)
         raise
     if is_announced:
         running = replace(running, note=announce(running.ray_address))
@@ -143,7 +147,8 @@ def start_service(
 def stop_service(running: RunningService) -> None:
     """Let running requests finish, stop what `start_service` started and free the port."""
     withdraw(running.note)
-    _stop(owns_ray=running.owns_ray)
+    _drain(running.shutdown_timeout_s)
+    _stop(owns_ray=running.owns_ray, timeout_s=running.shutdown_timeout_s)
 
 
 def _run(settings: Settings, *, owns_ray: bool) -> RunningService:
@@ -179,6 +184,7 @@ def _run(settings: Settings, *, owns_ray: bool) -> RunningService:
         model=model,
         ray_address=ray.get_runtime_context().gcs_address,
         owns_ray=owns_ray,
+        shutdown_timeout_s=settings.deployment.shutdown_timeout_s,
     )
 
 
@@ -229,15 +235,39 @@ def _wait_ready() -> ModelInfo:
     return asyncio.run(ask())
 
 
-def _stop(*, owns_ray: bool) -> None:
+def _drain(timeout_s: float) -> None:
+    """Have the gateways refuse new work and wait until running answers have ended."""
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        gateways = serve.get_deployment_handle("Gateway", APP_NAME)
+        response = gateways.broadcast("drain", timeout_s)
+        drained = response.results(timeout_s=timeout_s + _STOP_MARGIN_S)
+    except (RayError, RayServeException, TimeoutError, RuntimeError) as error:
+        # Stopping goes on whatever state the service is in.
+        logger.warning("the gateways could not be drained: %s: %s", type(error).__name__, error)
+        return
+    if not all(drained):
+        logger.warning("requests still ran after %g s and are cut off", timeout_s)
+
+
+def _stop(*, owns_ray: bool, timeout_s: float) -> None:
     import ray
     from ray import serve
 
     if not ray.is_initialized():
         return
     try:
-        # Waits until the replicas have finished what they were doing.
-        serve.delete(APP_NAME)
+        serve.delete(APP_NAME, _blocking=False)
+        # The replicas finish what they are doing; Serve's own wait gives up at a minute.
+        deadline = time.monotonic() + timeout_s + _STOP_MARGIN_S
+        while APP_NAME in serve.status().applications:
+            if time.monotonic() > deadline:
+                logger.warning("replicas did not stop within %g s and are killed", timeout_s)
+                break
+            time.sleep(_LOOK_EVERY_S)
     finally:
         if owns_ray:
             ray.shutdown()

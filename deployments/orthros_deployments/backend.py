@@ -19,7 +19,6 @@ from orthros_service.types import (
     DocumentText,
     GenerationEvent,
     GenerationRequest,
-    IngestProgress,
     ModelInfo,
 )
 
@@ -53,14 +52,6 @@ class ServedBackend:
     async def ingest(self, document: DocumentText) -> None:
         """Start (or join) the ingestion of a document and return at once."""
         await self._coordinator.start(document)
-
-    async def wait_ready(self, document: DocumentText, *, timeout_s: float) -> IngestProgress:
-        """Ingest if need be and wait until the state is ready.
-
-        Raises:
-            DeadlineExceededError: Not ready within timeout_s.
-        """
-        return await (await self._built()).wait_ready(document, timeout_s=timeout_s)
 
     async def forget(self, content_key: str) -> None:
         """Drop the state of this content from every tier."""

@@ -8,6 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from orthros_deployments.descriptions import ServiceDescription
 from orthros_deployments.ingestion_metrics import MeasuredRecorder
+from orthros_deployments.leases import POLL_GRACE_S
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.prefill_replicas import PrefillReplicas
 from orthros_deployments.replica_logging import configure_replica_logging
@@ -51,6 +52,7 @@ class Coordinator:
         self._store = StateStore(
             settings=settings.state, transport=transport, header_ids=prompt_format.header_ids
         )
+        self._recorder = MeasuredRecorder(self._catalog, self._metrics)
         self._ingestor = Ingestor(
             prompt_format=prompt_format,
             worker=workers,
@@ -61,12 +63,12 @@ class Coordinator:
             max_context_tokens=worker.model.max_context_tokens,
             max_document_tokens=settings.documents.max_tokens,
             settings=settings.prefill,
-            recorder=MeasuredRecorder(self._catalog, self._metrics),
+            recorder=self._recorder,
             num_workers=settings.deployment.num_prefill_workers,
         )
         self._background = (
             asyncio.create_task(self._resume()),
-            asyncio.create_task(self._measure_states()),
+            asyncio.create_task(self._measure()),
         )
 
     async def describe(self) -> ServiceDescription:
@@ -77,19 +79,30 @@ class Coordinator:
         """Start ingesting a document, or join the running job; returns at once."""
         await self._ingestor.start(document)
 
-    async def wait_ready(self, source: Source, timeout_s: float) -> StateHandle:
+    async def poll(self, source: Source, timeout_s: float, is_first: bool) -> StateHandle | None:
         """Ingest if need be and wait; the handle's segments are object references.
 
         The receiver's copies of them keep the objects alive too, as long as this process lives.
+
+        Args:
+            source: What is wanted.
+            timeout_s: Seconds to wait in this call.
+            is_first: Whether the caller has not asked before.
+
+        Returns:
+            None if it is not ready yet. Whoever still wants it then polls again at once; a caller
+            that does not counts as gone, and a text that only it wants is given up.
         """
-        is_hit = self._store.peek(source.content_key, self._layout) is not None
-        result = "hit" if is_hit else "miss"
-        self._metrics.increment("orthros_state_lookups_total", tier="memory", result=result)
-        return await self._ingestor.wait_ready(source, timeout_s=timeout_s)
+        if is_first:
+            is_hit = self._store.peek(source.content_key, self._layout) is not None
+            result = "hit" if is_hit else "miss"
+            self._metrics.increment("orthros_state_lookups_total", tier="memory", result=result)
+        return await self._ingestor.poll(source, timeout_s=timeout_s, grace_s=POLL_GRACE_S)
 
     async def forget(self, content_key: str) -> None:
         """Stop a running ingestion and delete the state from every tier."""
         await self._ingestor.forget(content_key)
+        self._recorder.forget(content_key)
 
     async def is_ready(self) -> bool:
         """Whether work is accepted and a prefill replica answers."""
@@ -97,6 +110,7 @@ class Coordinator:
 
     async def metrics_page(self) -> MetricsPage:
         """This replica's metrics."""
+        self._measure_ingestions()
         return self._metrics.page()
 
     async def _resume(self) -> None:
@@ -135,8 +149,13 @@ class Coordinator:
         except OrthrosError as failure:
             logger.warning("the failure was not recorded: %s", failure.message)
 
-    async def _measure_states(self) -> None:
+    def _measure_ingestions(self) -> None:
+        self._metrics.set("orthros_ingestions_running", self._ingestor.num_running)
+        self._metrics.set("orthros_pending_prefill_tokens", self._ingestor.num_pending_tokens)
+
+    async def _measure(self) -> None:
         while True:
+            self._measure_ingestions()
             try:
                 stats = await self._store.stats()
             except OSError as error:

@@ -3,9 +3,11 @@
 Torch is imported in the constructor: the process that deploys this class shall not load it.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from orthros_deployments.leases import CONFIRM_EVERY_S, LEASE_S
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_deployments.transport import RayTransport
@@ -36,6 +38,7 @@ class Decode:
             self._engine, transport=RayTransport(), layout=served.layout, settings=settings.decode
         )
         self._metrics = ReplicaMetrics()
+        self._watching = asyncio.create_task(self._watch_callers())
 
     async def generate(self, work: DecodeWork) -> AsyncGenerator[DecodeOutput, None]:
         """Stream one request; a caller that leaves frees its sequence within one step."""
@@ -49,6 +52,10 @@ class Decode:
         """End a request; unknown ids are ignored."""
         await self._worker.cancel(request_id)
 
+    async def confirm(self, request_ids: Sequence[str]) -> None:
+        """Note that the callers of these requests are still there; see `leases`."""
+        self._worker.confirm(request_ids)
+
     async def is_ready(self) -> bool:
         """Whether new requests are taken."""
         return await self._worker.is_ready()
@@ -59,7 +66,17 @@ class Decode:
 
     async def metrics_page(self) -> MetricsPage:
         """This replica's metrics."""
+        self._measure()
         return self._metrics.page()
+
+    async def _watch_callers(self) -> None:
+        while True:
+            await asyncio.sleep(CONFIRM_EVERY_S)
+            self._worker.drop_unconfirmed(older_than_s=LEASE_S)
+            self._measure()
+
+    def _measure(self) -> None:
+        self._metrics.set("orthros_decode_sequences", self._worker.num_sequences)
 
     def _record(self, work: DecodeWork, output: DecodeFinished) -> None:
         if work.documents:

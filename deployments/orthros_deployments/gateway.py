@@ -9,7 +9,7 @@ from orthros_deployments.cluster_metrics import ClusterMetrics
 from orthros_deployments.metrics import MetricsPage, ReplicaMetrics
 from orthros_deployments.replica_logging import configure_replica_logging
 from orthros_service.documents import DocumentCatalog, TextStore
-from orthros_service.gateway.app import create_app
+from orthros_service.gateway.app import create_app, drain
 from orthros_service.settings import Settings
 from orthros_service.tokenization import Tokenizer
 
@@ -51,6 +51,10 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once this is built."""
         return self._app
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new work; returns whether what was running has ended within timeout_s."""
+        return await drain(self._app, timeout_s=timeout_s)
 
     async def metrics_page(self) -> MetricsPage:
         """This replica's metrics."""

@@ -8,9 +8,10 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
 from orthros_deployments.descriptions import ServiceDescription
+from orthros_deployments.leases import POLL_S, Confirmations
 from orthros_deployments.remote_errors import orthros_errors
 from orthros_service.engine.types import DecodeOutput, DecodeWork
-from orthros_service.errors import StateError, UnavailableError
+from orthros_service.errors import DeadlineExceededError, StateError, UnavailableError
 from orthros_service.state.types import StateHandle
 from orthros_service.types import DocumentText, TokenizedDocument
 
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 30.0
 """Seconds for a call that only starts, stops or asks something; enough for a restart."""
 
-_ANSWER_MARGIN_S = 5.0
 _NUM_RETRIES = 1
 
 
@@ -42,13 +42,29 @@ class CoordinatorReplica:
             DeadlineExceededError: Not ready within timeout_s.
             OrthrosError: The ingestion failed.
         """
-        # The coordinator keeps the deadline; ours is for the case that it is not there.
-        limit_s = timeout_s + _ANSWER_MARGIN_S
-        handle = await _call(
-            self._handle, "wait_ready", source, timeout_s, phase="prefill", timeout_s=limit_s
-        )
-        assert isinstance(handle, StateHandle)
-        return handle
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        is_first = True
+        while True:
+            wait_s = min(max(0.0, deadline - loop.time()), POLL_S)
+            handle = await _call(
+                self._handle,
+                "poll",
+                source,
+                wait_s,
+                is_first,
+                phase="prefill",
+                timeout_s=wait_s + CALL_TIMEOUT_S,
+            )
+            if isinstance(handle, StateHandle):
+                return handle
+            is_first = False
+            if loop.time() >= deadline:
+                raise DeadlineExceededError(
+                    f"The document was not ready within {timeout_s:.1f} s. Ask again later or "
+                    "allow more time.",
+                    phase="prefill",
+                )
 
     async def forget(self, content_key: str) -> None:
         """Stop a running ingestion and delete the state from every tier."""
@@ -78,6 +94,7 @@ class DecodeReplicas:
     ) -> None:
         self._handle = handle
         self._forget = forget
+        self._confirmations = Confirmations(handle)
 
     async def generate(self, work: DecodeWork) -> AsyncGenerator[DecodeOutput, None]:
         """Stream one sequence from one replica.
@@ -90,7 +107,7 @@ class DecodeReplicas:
         assert isinstance(outputs, DeploymentResponseGenerator)
         is_ended = False
         try:
-            with orthros_errors("decode"):
+            with self._confirmations.of(work.request_id), orthros_errors("decode"):
                 async for output in outputs:
                     yield output
             is_ended = True

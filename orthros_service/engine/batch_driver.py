@@ -43,12 +43,16 @@ class DecodeStepper(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingSequence:
-    """A request on its way through the worker; `phase` says how far it is."""
+    """A request on its way through the worker; `phase` says how far it is.
+
+    `confirmed_at` is the last time that its caller was known to be there.
+    """
 
     work: DecodeWork
     outlet: Outlet = field(default_factory=Outlet)
     states: tuple[AttentionState, ...] = ()
     received_at: float = field(default_factory=time.perf_counter)
+    confirmed_at: float = field(default_factory=time.perf_counter)
     handoff_s: float = 0.0
     queue_s: float = 0.0
     phase: str = "handoff"

@@ -4,9 +4,10 @@ The decode worker is also what a decode replica on a cluster consists of, with a
 """
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -23,6 +24,8 @@ from orthros_service.errors import (
 from orthros_service.settings import DecodeSettings
 from orthros_service.state.transport import LocalTransport, SegmentTransport
 from orthros_service.state.types import AttentionState, Segment, SegmentRef, StateLayout
+
+logger = logging.getLogger(__name__)
 
 
 class PrefillStepper(Protocol):
@@ -136,6 +139,36 @@ class LocalDecodeWorker:
         if sequence is not None:
             sequence.outlet.end(CancelledError("The request was cancelled.", phase=sequence.phase))
             self._driver.drop(sequence)
+
+    def confirm(self, request_ids: Iterable[str]) -> None:
+        """Note that the callers of these requests are still there; unknown ids are ignored."""
+        now = time.perf_counter()
+        for request_id in request_ids:
+            sequence = self._sequences.get(request_id)
+            if sequence is not None:
+                sequence.confirmed_at = now
+
+    def drop_unconfirmed(self, *, older_than_s: float) -> None:
+        """End the requests whose callers have not been heard of for so long; they may be dead."""
+        limit = time.perf_counter() - older_than_s
+        for sequence in list(self._sequences.values()):
+            if sequence.confirmed_at < limit:
+                logger.warning(
+                    "request %s: its caller is gone without a word; its sequence is freed",
+                    sequence.work.request_id,
+                )
+                sequence.outlet.end(
+                    UnavailableError(
+                        "The decode worker lost touch with the request; send it again.",
+                        phase=sequence.phase,
+                    )
+                )
+                self._driver.drop(sequence)
+
+    @property
+    def num_sequences(self) -> int:
+        """Requests that are handed over, wait or decode."""
+        return len(self._sequences)
 
     async def is_ready(self) -> bool:
         """Whether new requests are taken."""

@@ -1,15 +1,20 @@
 """The HTTP face: one FastAPI application over a generation backend."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from orthros_client.types import DocumentCreate
 from orthros_service.admission import Admission
 from orthros_service.documents import DocumentCatalog, TextStore
 from orthros_service.gateway import answers, document_events, documents, health, models, openai
-from orthros_service.gateway.context import GatewayContext, ServedModel
+from orthros_service.gateway.context import (
+    GatewayContext,
+    ServedModel,
+    refuse_while_draining,
+)
 from orthros_service.gateway.openapi import DESCRIPTION, install_openapi, operation_id
 from orthros_service.gateway.problems import install_error_handlers
 from orthros_service.gateway.request_scope import RequestScope
@@ -61,6 +66,22 @@ def create_app(
     return app
 
 
+async def drain(app: FastAPI, *, timeout_s: float) -> bool:
+    """Refuse new work and wait until what runs has ended.
+
+    Returns:
+        Whether it has; False after timeout_s.
+    """
+    context: GatewayContext = app.state.context
+    context.draining.set()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await context.admission.wait_idle()
+    except TimeoutError:
+        return False
+    return True
+
+
 def build_routes() -> FastAPI:
     """Return the application without anything behind it: enough for its OpenAPI document."""
     app = FastAPI(
@@ -72,8 +93,9 @@ def build_routes() -> FastAPI:
         redirect_slashes=False,
         generate_unique_id_function=operation_id,
     )
-    for room in (documents, document_events, answers, openai, models, health):
-        app.include_router(room.router)
+    for room in (documents, document_events, answers, openai, models):
+        app.include_router(room.router, dependencies=[Depends(refuse_while_draining)])
+    app.include_router(health.router)
     install_error_handlers(app)
     install_openapi(app, DocumentCreate)
     return app

@@ -9,6 +9,7 @@ from fastapi import Request
 
 from orthros_service.admission import Admission
 from orthros_service.documents import DocumentCatalog, TextStore
+from orthros_service.errors import UnavailableError
 from orthros_service.gateway.waits import within_timeout
 from orthros_service.settings import Settings
 from orthros_service.telemetry import MetricsSink
@@ -16,6 +17,8 @@ from orthros_service.tokenization import Tokenizer
 from orthros_service.types import GenerationBackend, ModelInfo
 
 _MODEL_INFO_MAX_AGE_S = 10.0
+# A restart takes about half a minute.
+_STOPPING_RETRY_S = 30
 
 
 class ServedModel:
@@ -55,6 +58,7 @@ class GatewayContext:
         admission: The gate in front of generations.
         model: The served model.
         header_tokens: Tokens of the fixed header in front of every document.
+        draining: Set once the service is stopping: what runs may end, new work is refused.
         content_lock: Held while a text and its rows are created or deleted together.
     """
 
@@ -68,6 +72,7 @@ class GatewayContext:
     admission: Admission
     model: ServedModel
     header_tokens: int
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
     content_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -76,3 +81,16 @@ def get_context(request: Request) -> GatewayContext:
     context = request.app.state.context
     assert isinstance(context, GatewayContext)
     return context
+
+
+async def refuse_while_draining(request: Request) -> None:
+    """Refuse new work while the service stops; a FastAPI dependency.
+
+    Raises:
+        UnavailableError: The service is stopping.
+    """
+    if get_context(request).draining.is_set():
+        raise UnavailableError(
+            "The service is stopping and takes no new work; send the request again later.",
+            retry_after_s=_STOPPING_RETRY_S,
+        )

@@ -65,16 +65,12 @@ class Generation:
         job: What to generate.
 
     Attributes:
-        is_linear: Whether a document of the context was prefilled linearly.
         queue_s: Seconds spent waiting for admission.
-        ingest_s: Seconds spent ingesting an inline document.
     """
 
     def __init__(self, context: GatewayContext, state: RequestState, job: GenerationJob) -> None:
         self.job = job
-        self.is_linear = job.sources.has_linear
         self.queue_s = 0.0
-        self.ingest_s = 0.0
         self._context = context
         self._metrics = context.metrics
         self._state = state
@@ -135,7 +131,6 @@ class Generation:
         try:
             async with self._context.admission.slot(timeout_s=self._remaining_s()) as self.queue_s:
                 self._state.phase = "prefill"
-                await self._ingest_inline_document()
                 async with aclosing(self._backend_events()) as events:
                     async for event in events:
                         self._measure(event)
@@ -158,26 +153,6 @@ class Generation:
             phase=self._phase,
             limit=self.job.deadline_s,
         )
-
-    async def _ingest_inline_document(self) -> None:
-        document = self.job.sources.inline
-        if document is None:
-            return
-        started = time.monotonic()
-        timeout_s = self._remaining_s()
-        try:
-            async with asyncio.timeout(timeout_s + _DEADLINE_GRACE_S):
-                progress = await self._context.backend.wait_ready(document, timeout_s=timeout_s)
-        except TimeoutError:
-            raise self._deadline_exceeded() from None
-        if progress.status != "ready":
-            raise EngineError(
-                f"The text could not be ingested: {progress.error_message or progress.status}",
-                phase="prefill",
-                ingestion_code=progress.error_code,
-            )
-        self.is_linear = self.is_linear or progress.mode == "linear"
-        self.ingest_s = time.monotonic() - started
 
     async def _backend_events(self) -> AsyncGenerator[GenerationEvent, None]:
         job = self.job
@@ -231,7 +206,7 @@ class Generation:
                 if not has_ended:
                     await self._context.backend.cancel(self.job.generation_id)
         except Exception:
-            # The caller has its result, or has gone; the lease behind the request frees the rest.
+            # The caller has its result, or has gone; a worker drops what nobody keeps alive.
             logger.exception("generation %s was not released cleanly", self.job.generation_id)
         if not has_ended:
             self._metrics.observe(
@@ -259,10 +234,9 @@ class Generation:
     def _measure_finished(self, event: GenerationFinished) -> None:
         self._is_finished = True
         timings = event.timings
-        prefill_s = timings.prefill_s + self.ingest_s
         for phase, seconds in (
             ("queue", timings.queue_s + self.queue_s),
-            ("prefill", prefill_s),
+            ("prefill", timings.prefill_s),
             ("handoff", timings.handoff_s),
             ("first_step", timings.first_token_s),
             ("decode", timings.decode_s),
@@ -274,7 +248,7 @@ class Generation:
             self._metrics.observe(
                 "orthros_time_to_first_token_seconds",
                 self._first_token_s,
-                cache=self._cache_result(prefill_s),
+                cache=self._cache_result(timings.prefill_s),
             )
             self._state.numbers["first_token_s"] = round(self._first_token_s, 4)
         self._state.numbers |= {

@@ -35,6 +35,8 @@ async def healthz() -> dict[str, str]:
 )
 async def readyz(context: Context) -> Response:
     """Return 200 when at least one prefill and one decode worker and the catalogue answer."""
+    if context.draining.is_set():
+        raise UnavailableError("The service is stopping.", retry_after_s=2)
     are_workers_ready, is_catalog_ready = await asyncio.gather(
         _are_workers_ready(context), _is_catalog_ready(context)
     )

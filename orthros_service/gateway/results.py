@@ -49,7 +49,7 @@ def build_answer(
         ),
         timings=TimingsInfo(
             queue_s=timings.queue_s + generation.queue_s,
-            prefill_s=timings.prefill_s + generation.ingest_s,
+            prefill_s=timings.prefill_s,
             handoff_s=timings.handoff_s,
             first_token_s=timings.first_token_s,
             decode_s=timings.decode_s,
@@ -63,7 +63,7 @@ def warnings_of(
     generation: Generation, finished: GenerationFinished, model: ModelInfo
 ) -> Iterator[str]:
     """Yield what the caller should know of how the answer came about."""
-    if generation.is_linear and not model.is_converted:
+    if finished.is_linear and not model.is_converted:
         yield _NOT_CONVERTED
     asked = generation.job.sampling.max_tokens
     if finished.max_tokens < asked:

@@ -28,13 +28,9 @@ class Sources:
 
     Args:
         documents: In order; empty for plain chat.
-        inline: The one of them that came with the request and is not ingested yet.
-        has_linear: Whether one of the catalogue's was prefilled linearly.
     """
 
     documents: tuple[DocumentText, ...] = ()
-    inline: DocumentText | None = None
-    has_linear: bool = False
 
 
 async def catalog_sources(context: GatewayContext, document_ids: Sequence[str]) -> Sources:
@@ -73,7 +69,7 @@ def _load(context: GatewayContext, document_ids: tuple[str, ...]) -> Sources:
         )
         for row in rows
     )
-    return Sources(documents=documents, has_linear=any(row.mode == "linear" for row in rows))
+    return Sources(documents=documents)
 
 
 def _require_ready(row: DocumentRow) -> None:
@@ -115,4 +111,4 @@ def inline_sources(context: GatewayContext, text: str, mode: PrefillModeChoice) 
     """
     normalized = normalize_text(text, max_bytes=context.settings.documents.max_bytes)
     document = DocumentText(content_key=content_key(normalized, mode), text=normalized, mode=mode)
-    return Sources(documents=(document,), inline=document)
+    return Sources(documents=(document,))

@@ -7,7 +7,6 @@ prefixes stay in memory, since nobody could ever delete their files.
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from orthros_service.errors import (
@@ -18,13 +17,9 @@ from orthros_service.errors import (
     UnavailableError,
 )
 from orthros_service.ingest.job import Job
-from orthros_service.ingest.ports import (
-    DocumentTokenizer,
-    PrefillWorker,
-    ProgressRecorder,
-    Source,
-)
+from orthros_service.ingest.ports import DocumentTokenizer, PrefillWorker, ProgressRecorder, Source
 from orthros_service.ingest.prefiller import Prefiller
+from orthros_service.ingest.recording import Recording
 from orthros_service.settings import PrefillSettings
 from orthros_service.state.store import StateStore
 from orthros_service.state.transport import SegmentTransport
@@ -73,7 +68,6 @@ class Ingestor:
         self._worker = worker
         self._store = store
         self._layout = layout
-        self._recorder = recorder
         self._prefiller = Prefiller(
             prompt_format=prompt_format,
             worker=worker,
@@ -85,8 +79,7 @@ class Ingestor:
             max_tokens=min(max_document_tokens, max_context_tokens),
             settings=settings,
         )
-        # One thread keeps records in order, and a slow database off the event loop.
-        self._recording = ThreadPoolExecutor(1, thread_name_prefix="orthros-progress")
+        self._recording = Recording(recorder)
         self._jobs: dict[str, Job] = {}
         self._deletions: dict[str, asyncio.Task[None]] = {}
         self._is_closed = False
@@ -113,26 +106,33 @@ class Ingestor:
                 document goes on.
             OrthrosError: The ingestion failed; every waiter gets the same error.
         """
-        if source.content_key not in self._deletions:
-            handle = self._store.peek(source.content_key, self._layout)
-            if handle is not None and self._is_current(source, handle):
-                return handle
-        job = self._join(source)
-        job.num_waiters += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(job.result)
-        except TimeoutError:
+        handle = await self.poll(source, timeout_s=timeout_s, grace_s=0)
+        if handle is None:
             raise DeadlineExceededError(
-                f"The document was not ready within {timeout_s:.1f} s; {job.progress.tokens_done} "
-                "of its tokens are prefilled. Ask again later or allow more time.",
+                f"The document was not ready within {timeout_s:.1f} s. Ask again later or allow "
+                "more time.",
                 phase="prefill",
-            ) from None
+            )
+        return handle
+
+    async def poll(self, source: Source, *, timeout_s: float, grace_s: float) -> StateHandle | None:
+        """Like `wait_ready` in pieces, for callers that may die without a word.
+
+        Returns:
+            The state, or None if it is not ready within timeout_s. A caller that still wants it
+            must poll again within grace_s; one that does not counts as having left.
+
+        Raises:
+            OrthrosError: The ingestion failed.
+        """
+        handle = self._ready(source)
+        if handle is not None:
+            return handle
+        job = self._join(source)
+        try:
+            return await job.wait(timeout_s=timeout_s, grace_s=grace_s)
         finally:
-            job.num_waiters -= 1
-            if job.num_waiters == 0 and not job.is_kept and not job.result.done():
-                self._remove(job)
-                job.stop(CancelledError("Nobody waits for the text any more.", phase="prefill"))
+            self._drop_unwanted(job)
 
     async def forget(self, content_key: str) -> None:
         """Stop a running ingestion and delete the state from every tier.
@@ -148,6 +148,17 @@ class Ingestor:
         self._deletions[content_key] = deletion
         await asyncio.shield(deletion)
 
+    @property
+    def num_running(self) -> int:
+        """Ingestions that wait or run, those of texts that came with a question among them."""
+        return len(self._jobs)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that they still have to prefill, as far as they are tokenized."""
+        running = [job.progress for job in self._jobs.values()]
+        return sum((each.num_tokens or 0) - each.tokens_done for each in running)
+
     async def is_ready(self) -> bool:
         """Whether work is accepted and a prefill worker answers."""
         return not self._is_closed and await self._worker.is_ready()
@@ -160,7 +171,24 @@ class Ingestor:
             job.stop(UnavailableError("The service is shutting down; send the request again."))
         running = [job.task for job in jobs if job.task is not None]
         await asyncio.gather(*running, *self._deletions.values(), return_exceptions=True)
-        await asyncio.to_thread(self._recording.shutdown)
+        await self._recording.close()
+
+    def _ready(self, source: Source) -> StateHandle | None:
+        if source.content_key in self._deletions:
+            return None
+        handle = self._store.peek(source.content_key, self._layout)
+        return handle if handle is not None and self._is_current(source, handle) else None
+
+    def _drop_unwanted(self, job: Job) -> None:
+        """Stop a job that nobody waits for, or look again when its last caller's grace is over."""
+        if job.num_waiters or job.is_kept or job.result.done():
+            return
+        loop = asyncio.get_running_loop()
+        if job.wanted_until > loop.time():
+            loop.call_at(job.wanted_until, self._drop_unwanted, job)
+            return
+        self._remove(job)
+        job.stop(CancelledError("Nobody waits for the text any more.", phase="prefill"))
 
     def _join(self, source: Source) -> Job:
         if self._is_closed:
@@ -221,15 +249,8 @@ class Ingestor:
             job.fail(error)
 
     async def _record(self, job: Job) -> None:
-        if not job.is_durable:
-            return
-        key = job.source.content_key
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._recording, self._recorder.record, key, job.progress)
-        except Exception:
-            # A database that is down must not lose the prefill; the next record tells the same.
-            logger.warning("document %s: progress was not recorded", key[:12], exc_info=True)
+        if job.is_durable:
+            await self._recording.record(job.source.content_key, job.progress)
 
     async def _ingest(self, job: Job) -> StateHandle:
         async def on_progress(progress: IngestProgress) -> None:

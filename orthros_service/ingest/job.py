@@ -24,6 +24,7 @@ class Job:
         is_durable: The catalogue knows the document: record progress, write its state to disk.
         is_kept: Goes on when nobody waits for it any more.
         num_waiters: Callers that wait for the result.
+        wanted_until: Event loop time until which a caller that polls may come back.
         progress: The latest progress.
     """
 
@@ -33,7 +34,27 @@ class Job:
     is_durable: bool = False
     is_kept: bool = False
     num_waiters: int = 0
+    wanted_until: float = 0.0
     progress: IngestProgress = field(default=_QUEUED)
+
+    async def wait(self, *, timeout_s: float, grace_s: float) -> StateHandle | None:
+        """Wait for the state, or return None after timeout_s and stay wanted for grace_s more.
+
+        Raises:
+            OrthrosError: The ingestion failed.
+        """
+        loop = asyncio.get_running_loop()
+        # Whoever asked for time to come back is here now.
+        self.wanted_until = 0.0
+        self.num_waiters += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self.result)
+        except TimeoutError:
+            self.wanted_until = max(self.wanted_until, loop.time() + grace_s)
+            return None
+        finally:
+            self.num_waiters -= 1
 
     def fail(self, error: OrthrosError) -> None:
         """Give every waiter the error, unless the job has ended already."""

@@ -23,7 +23,6 @@ from orthros_service.types import (
     GenerationEvent,
     GenerationFinished,
     GenerationRequest,
-    IngestProgress,
     ModelInfo,
     Timings,
     TokenDelta,
@@ -65,22 +64,6 @@ class Pipeline:
     async def ingest(self, document: DocumentText) -> None:
         """Start (or join) the ingestion of a document and return at once."""
         await self._coordinator.start(document)
-
-    async def wait_ready(self, document: DocumentText, *, timeout_s: float) -> IngestProgress:
-        """Ingest if need be and wait until the state is ready.
-
-        Raises:
-            DeadlineExceededError: Not ready within timeout_s.
-            OrthrosError: The ingestion failed.
-        """
-        handle = await self._coordinator.wait_ready(document, timeout_s=timeout_s)
-        return IngestProgress(
-            status="ready",
-            mode=handle.layout.mode,
-            num_tokens=handle.num_tokens,
-            tokens_done=handle.num_tokens,
-            tokens_per_s=None,
-        )
 
     async def forget(self, content_key: str) -> None:
         """Drop the state of this content from every tier."""
@@ -172,6 +155,7 @@ class Pipeline:
                 "max_tokens %d does not fit behind the prompt, set to %d", wanted, max_tokens
             )
         run.max_tokens = max_tokens
+        run.is_linear = any(handle.layout.mode == "linear" for handle in handles)
         run.document_tokens = state_tokens - plan.num_prefix_tokens
         run.prompt_tokens = plan.num_prefix_tokens + len(plan.tail_ids)
         return DecodeWork(
@@ -190,11 +174,18 @@ class Pipeline:
             asyncio.create_task(self._coordinator.wait_ready(source, timeout_s=run.remaining_s))
             for source in plan.sources
         ]
+        if not waiting:
+            return ()
         try:
-            return tuple(await asyncio.gather(*waiting))
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+            return tuple(task.result() for task in waiting)
         finally:
             for task in waiting:
                 task.cancel()
+            # So that no error of theirs is lost without having been looked at.
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _finish(self, run: Run, output: DecodeFinished) -> GenerationFinished:
         evidence: tuple[EvidenceSpan, ...] = ()
@@ -211,6 +202,7 @@ class Pipeline:
             prompt_tokens=run.prompt_tokens,
             completion_tokens=output.completion_tokens,
             max_tokens=run.max_tokens,
+            is_linear=run.is_linear,
             evidence=evidence,
             timings=Timings(
                 queue_s=output.queue_s,

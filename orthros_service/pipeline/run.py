@@ -32,6 +32,7 @@ class Run:
     phase: str = "prefill"
     prefill_s: float = 0.0
     max_tokens: int = 0
+    is_linear: bool = False
     document_tokens: int = 0
     prompt_tokens: int = 0
     preparing: asyncio.Task[DecodeWork] | None = None

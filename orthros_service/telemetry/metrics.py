@@ -120,6 +120,13 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("orthros_generated_tokens_total", "Tokens of answers."),
     _counter("orthros_prefill_tokens_total", "Document tokens prefilled.", mode=("full", "linear")),
     _gauge("orthros_pending_prefill_tokens", "Document tokens that wait for their prefill."),
+    _gauge(
+        "orthros_ingestions_running",
+        "Ingestions that wait or run, those of texts that came with a question among them.",
+    ),
+    _gauge(
+        "orthros_decode_sequences", "Requests that decode workers hold: handed over or decoding."
+    ),
     _gauge("orthros_requests_in_flight", "Generations that are running."),
     _gauge("orthros_queue_depth", "Generations that wait to be admitted."),
     _counter(

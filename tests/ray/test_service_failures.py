@@ -1,5 +1,6 @@
 """What callers see when workers die, clients leave or work is impossible: an end, always."""
 
+import contextlib
 import threading
 
 import pytest
@@ -106,11 +107,19 @@ def test_errors_of_the_workers_keep_their_kind_across_the_cluster(service, clust
 
     from orthros_deployments.backend import connect_backend
     from orthros_service.errors import EmptyDocumentError
-    from orthros_service.types import DocumentText
+    from orthros_service.types import DocumentText, GenerationRequest, Message, SamplingParameters
 
     async def ingest_nothing():
         document = DocumentText(content_key="0" * 64, text="  ")
-        await connect_backend().wait_ready(document, timeout_s=20)
+        request = GenerationRequest(
+            request_id="nothing",
+            documents=(document,),
+            messages=(Message(role="user", content="What?"),),
+            sampling=SamplingParameters(),
+            deadline_s=20,
+        )
+        async for _ in connect_backend().generate(request):
+            pass
 
     with pytest.raises(EmptyDocumentError) as caught:
         asyncio.run(ingest_nothing())
@@ -162,3 +171,37 @@ def test_a_state_whose_segments_are_lost_is_dropped_and_the_request_may_be_repea
     assert error.phase == "handoff"
     assert forgotten == [source.content_key]
     assert outputs[-1].completion_tokens == 3
+
+
+def test_work_of_a_gateway_that_is_killed_is_freed(service, eventually, cluster_of_service):
+    import httpx
+
+    document = service.ready(TEXT * 4)
+    clients = [
+        threading.Thread(target=_ignore_loss, args=(httpx, service, body))
+        for body in (
+            {"document_ids": [document], "max_tokens": ENDLESS},
+            {"text": TEXT * 3000, "max_tokens": 4},
+        )
+    ]
+    for client in clients:
+        client.start()
+    eventually(lambda: _decoding(service) == 1 and _value(service, "orthros_ingestions_running"))
+    service.kill("Gateway")
+    for client in clients:
+        client.join()
+    eventually(lambda: _decoding(service) == 0, 40)
+    eventually(lambda: not _value(service, "orthros_ingestions_running"), 40)
+    assert not _value(service, "orthros_decode_sequences")
+    assert not _value(service, "orthros_pending_prefill_tokens")
+
+
+def _ignore_loss(httpx, service, body):
+    with contextlib.suppress(httpx.HTTPError):
+        httpx.post(f"{service.url}/v1/answers", json={"question": "What?", **body}, trust_env=False)
+
+
+def _value(service, name: str) -> float:
+    page = service.http.get("/metrics").text
+    lines = [line for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.split()[-1]) for line in lines)

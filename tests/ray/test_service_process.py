@@ -1,5 +1,6 @@
 """The service as processes: what they load, what they tell, how they stop."""
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -66,11 +68,25 @@ def test_what_is_known_before_the_start_is_refused_in_a_sentence(service, run_or
     assert "Traceback" not in taken.stderr + missing.stderr
 
 
+def _refused(service, document):
+    answer = service.ask(document)
+    return answer if answer.status_code == 503 else None
+
+
 @pytest.mark.last_of_service
 def test_a_stop_ends_every_process_and_frees_the_port(service, eventually):
     processes = service.descendants()
     assert len(processes) > 6
-    service.process.send_signal(signal.SIGTERM)
+    document = service.ready("Asked while the service stops. ")
+    with service.streaming(document, max_tokens=6000) as running:
+        next(running)
+        service.process.send_signal(signal.SIGTERM)
+        refused = eventually(lambda: _refused(service, document), 10)
+        assert "Retry-After" in refused.headers
+        assert refused.json()["retryable"] is True
+        # What runs may end; it is cut off when its time is over.
+        with contextlib.suppress(httpx.HTTPError):
+            assert list(running)[-1][0] in ("completed", "error")
     assert service.process.wait(60) == 0
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 10)
     with socket.socket() as probe:

@@ -155,3 +155,13 @@ async def test_a_failure_inside_the_slot_gives_it_back() -> None:
         async with admission.slot(timeout_s=5):
             raise RuntimeError
     assert admission.num_running == 0
+
+
+async def test_idle_is_when_nothing_runs_or_waits() -> None:
+    admission = _admission()
+    await asyncio.wait_for(admission.wait_idle(), 1)
+    async with _holder(admission):
+        waiting = asyncio.create_task(admission.wait_idle())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 1)

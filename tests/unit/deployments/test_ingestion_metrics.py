@@ -32,19 +32,14 @@ def _progress(status, done=0, total=100):
     )
 
 
-def _value(metrics, name):
-    lines = [line for line in metrics.render().splitlines() if line.startswith(f"{name} ")]
-    return float(lines[0].split()[-1]) if lines else None
-
-
-def test_pending_tokens_are_those_of_all_running_ingestions(metrics, recorder):
+def test_an_ingestion_that_was_deleted_is_timed_anew(metrics, recorder, monkeypatch):
+    clock = iter([0.0, 100.0, 101.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
     recorder.record("a", _progress("ingesting", 30))
-    recorder.record("b", _progress("ingesting", 0, 50))
-    assert _value(metrics, "orthros_pending_prefill_tokens") == 120
+    recorder.forget("a")
+    recorder.record("a", _progress("ingesting", 0))
     recorder.record("a", _progress("ready", 100))
-    assert _value(metrics, "orthros_pending_prefill_tokens") == 50
-    recorder.record("b", _progress("failed", 10, 50))
-    assert _value(metrics, "orthros_pending_prefill_tokens") == 0
+    assert 'orthros_ingestion_seconds_sum{mode="linear"} 1.0' in metrics.render()
 
 
 def test_finished_ingestions_are_counted_by_outcome_and_timed_when_ready(metrics, recorder):

@@ -8,6 +8,7 @@ from orthros_service.errors import (
     CancelledError,
     DeadlineExceededError,
     EngineError,
+    UnavailableError,
 )
 
 
@@ -151,3 +152,24 @@ async def test_cancelling_during_the_hand_off_never_starts_the_sequence(
     with pytest.raises(CancelledError):
         await task
     assert not engine.works
+
+
+async def test_requests_whose_callers_are_not_heard_of_are_freed_and_the_others_go_on(
+    engine, make_worker, make_work, collect, until
+):
+    engine.permits = threading.Semaphore(2)
+    worker = make_worker()
+    alive = asyncio.create_task(collect(worker, make_work("alive", max_tokens=6)))
+    dead = asyncio.create_task(collect(worker, make_work("dead", max_tokens=1000)))
+    await until(lambda: engine.batches and "dead" in engine.batches[-1])
+    await asyncio.sleep(0.05)
+    worker.confirm(["alive", "unknown"])
+    worker.drop_unconfirmed(older_than_s=0.05)
+
+    with pytest.raises(UnavailableError):
+        await dead
+    engine.permits.release(100)
+    outputs = await alive
+    assert engine.cancelled == ["dead"]
+    assert outputs[-1].text == "abcdef"
+    assert worker.num_sequences == 0

@@ -73,7 +73,6 @@ class StubBackend:
     omits_result: bool = False
     requests: list[GenerationRequest] = field(default_factory=list)
     ingested: list[DocumentText] = field(default_factory=list)
-    waited: list[DocumentText] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_active: int = 0
@@ -84,12 +83,6 @@ class StubBackend:
             raise self.ingest_error
         self.ingested.append(document)
         await asyncio.to_thread(self.catalog.record, document.content_key, self.progress)
-
-    async def wait_ready(self, document: DocumentText, *, timeout_s: float) -> IngestProgress:
-        if self.ingest_error is not None:
-            raise self.ingest_error
-        self.waited.append(document)
-        return self.progress
 
     async def forget(self, content_key: str) -> None:
         self.forgotten.append(content_key)
@@ -122,6 +115,7 @@ class StubBackend:
             prompt_tokens=12,
             completion_tokens=len(self.script),
             max_tokens=self.max_tokens or request.sampling.max_tokens,
+            is_linear=self.progress.mode == "linear",
             evidence=self.evidence,
             timings=self.timings,
         )

@@ -1,8 +1,11 @@
+import asyncio
 import subprocess
 import sys
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from orthros_service.gateway.app import drain
 
 
 async def test_the_model_card_says_plainly_whether_the_model_is_converted(service):
@@ -114,3 +117,22 @@ def test_the_gateway_loads_neither_torch_nor_ray():
         "sys.exit(bool({'torch', 'ray', 'triton', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_a_service_that_stops_ends_what_runs_and_refuses_the_rest_with_a_time_to_come_back(
+    service,
+):
+    document = await service.upload()
+    service.backend.script = ["hang", "done"]
+    body = {"document_ids": [document], "question": "Who?"}
+    running = asyncio.create_task(service.client.post("/v1/answers", json=body))
+    await asyncio.sleep(0.1)
+    assert not await drain(service.app, timeout_s=0.05)
+    refused = await service.client.post("/v1/answers", json=body)
+    assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+    assert refused.headers["Retry-After"] == "30"
+    assert (await service.client.get("/readyz")).status_code == 503
+    assert (await service.client.get("/healthz")).status_code == 200
+    service.backend.is_open = True
+    assert await drain(service.app, timeout_s=5)
+    assert (await running).json()["text"] == "done"

@@ -110,7 +110,7 @@ async def test_citations_of_one_of_several_documents_name_it(service):
     assert (citation["document_id"], citation["quote"]) == (second, "Second")
 
 
-async def test_inline_text_is_ingested_first_and_its_citations_have_no_document(service):
+async def test_inline_text_goes_along_with_the_request_and_its_citations_have_no_document(service):
     service.backend.evidence = (
         EvidenceSpan(
             document_index=0, start_char=0, end_char=3, answer_start=0, answer_end=3, score=1.0
@@ -120,7 +120,7 @@ async def test_inline_text_is_ingested_first_and_its_citations_have_no_document(
         "/v1/answers", json={"text": TEXT, "question": "Who?", "prefill_mode": "full"}
     )
     assert response.status_code == 200
-    (document,) = service.backend.waited
+    (document,) = service.backend.requests[0].documents
     assert (document.text, document.mode, document.document_id) == (TEXT, "full", None)
     (citation,) = response.json()["citations"]
     assert (citation["document_id"], citation["quote"]) == (None, "Mr.")

@@ -113,3 +113,36 @@ async def test_closing_answers_every_waiter_and_refuses_new_work(world):
 async def test_readiness_needs_a_worker(world):
     world.worker.is_answering = False
     assert not await world.ingestor.is_ready()
+
+
+async def test_a_caller_that_polls_keeps_its_text_and_one_that_stops_polling_loses_it(world):
+    world.worker.gate = asyncio.Semaphore(0)
+    source = world.document(LONG, document_id=None)
+    assert await world.ingestor.poll(source, timeout_s=0.05, grace_s=0.5) is None
+    assert await world.ingestor.poll(source, timeout_s=0.05, grace_s=0.2) is None
+    assert (world.worker.num_cancelled, world.ingestor.num_running) == (0, 1)
+    assert world.ingestor.num_pending_tokens > 0
+    await asyncio.sleep(0.4)
+    assert (world.worker.num_cancelled, world.ingestor.num_running) == (1, 0)
+    assert world.ingestor.num_pending_tokens == 0
+
+
+async def test_a_poll_that_is_cancelled_leaves_at_once(world):
+    world.worker.gate = asyncio.Semaphore(0)
+    source = world.document(LONG, document_id=None)
+    assert await world.ingestor.poll(source, timeout_s=0.05, grace_s=60) is None
+    polling = asyncio.create_task(world.ingestor.poll(source, timeout_s=5, grace_s=60))
+    await world.settle()
+    polling.cancel()
+    await world.settle()
+    assert world.worker.num_cancelled == 1
+
+
+async def test_a_deleted_document_has_no_pending_tokens(world):
+    world.worker.gate = asyncio.Semaphore(2)
+    document = world.document(LONG)
+    await world.ingestor.start(document)
+    await world.until_steps(3)
+    assert world.ingestor.num_pending_tokens > 0
+    await world.ingestor.forget(document.content_key)
+    assert (world.ingestor.num_running, world.ingestor.num_pending_tokens) == (0, 0)

@@ -65,11 +65,6 @@ class RoteWorkers:
             await asyncio.to_thread(self.catalog.record, document.content_key, progress)
             await asyncio.sleep(0.1)
 
-    async def wait_ready(self, document: DocumentText, *, timeout_s: float) -> IngestProgress:
-        return IngestProgress(
-            status="ready", mode="full", num_tokens=4, tokens_done=4, tokens_per_s=None
-        )
-
     async def forget(self, content_key: str) -> None:
         """Nothing is kept."""
 
