@@ -19,6 +19,7 @@ from orthros_client.types import Problem
 from orthros_service.errors import (
     CancelledError,
     ContextTooLongError,
+    DeadlineExceededError,
     InvalidValueError,
     NotFoundError,
     OrthrosError,
@@ -186,6 +187,21 @@ def error_response(request: Request, error: OrthrosError) -> Response:
     )
 
 
+def log_failure(error: OrthrosError, *, what: str, cause: Exception | None = None) -> None:
+    """Log an error that was not the caller's fault; a deadline that passed is nobody's.
+
+    Args:
+        error: What the caller is told.
+        what: What failed, such as "request".
+        cause: What was raised, if not the error itself.
+    """
+    extra = {"phase": error.phase} if error.phase else {}
+    if isinstance(error, DeadlineExceededError):
+        logger.warning("%s failed: %s", what, error.code, extra=extra)
+    else:
+        logger.error("%s failed: %s", what, error.code, exc_info=cause or error, extra=extra)
+
+
 def internal_error() -> OrthrosError:
     """Return the error that a caller sees for an exception that nobody expected."""
     return OrthrosError(
@@ -214,8 +230,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def on_orthros(request: Request, error: Exception) -> Response:
         assert isinstance(error, OrthrosError)
         if error.status >= 500:
-            extra = {"phase": error.phase} if error.phase else {}
-            logger.error("request failed: %s", error.code, exc_info=error, extra=extra)
+            log_failure(error, what="request")
         return error_response(request, error)
 
     async def on_validation(request: Request, error: Exception) -> Response:

@@ -4,7 +4,6 @@ JSON's escapes keep U+2028, U+2029, U+0085 and line breaks of an answer from end
 """
 
 import json
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.requests import Request
@@ -13,10 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from orthros_service.errors import CancelledError, OrthrosError
 from orthros_service.gateway.disconnects import until_disconnect
-from orthros_service.gateway.problems import internal_error
+from orthros_service.gateway.problems import internal_error, log_failure
 from orthros_service.gateway.request_state import RequestState
-
-logger = logging.getLogger(__name__)
 
 HEARTBEAT = b": heartbeat\n\n"
 
@@ -78,10 +75,10 @@ class EventStream(Response):
         try:
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - the edge of a stream; it is logged
             error = failure if isinstance(failure, OrthrosError) else internal_error()
             state.error_code = error.code
-            logger.error("stream failed: %s", error.code, exc_info=failure)
+            log_failure(error, what="stream", cause=failure)
             event = self._encode_error(error)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -55,9 +55,15 @@ def _escape(text: str) -> str:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
-    if record.exc_info:
-        return formatter.formatException(record.exc_info)
-    return None
+    parts = []
+    if record.exc_info and record.exc_info[0] is not None:
+        parts.append(formatter.formatException(record.exc_info))
+    elif record.exc_text:
+        # A record that crossed a process or a queue brings text in place of the exception.
+        parts.append(record.exc_text)
+    if record.stack_info:
+        parts.append(formatter.formatStack(record.stack_info))
+    return "\n".join(parts) or None
 
 
 class JsonFormatter(logging.Formatter):

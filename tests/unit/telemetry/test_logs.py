@@ -77,6 +77,32 @@ def test_a_traceback_is_kept_and_its_message_cannot_forge_a_line(
     assert all(line.startswith("    ") for line in lines[1:])
 
 
+@pytest.mark.parametrize("format_name", ["text", "json"])
+def test_a_traceback_is_text_also_where_only_its_text_is_left(
+    format_name: str, root_logger: logging.Logger
+) -> None:
+    stream = io.StringIO()
+    configure_logging(LogSettings(format=format_name), stream=stream)
+    logger = logging.getLogger("orthros_service.test")
+    try:
+        raise ValueError("bad")
+    except ValueError as error:
+        logger.error("alive", exc_info=error)
+    crossed = {"msg": "crossed", "levelno": logging.ERROR, "exc_text": "ValueError: text"}
+    logger.handle(logging.makeLogRecord(crossed))
+    logger.warning("stack", stack_info=True)
+    written = stream.getvalue()
+    assert "ValueError: bad" in written
+    assert "ValueError: text" in written
+    assert "Stack (most recent call last)" in written
+    assert "<class" not in written
+    if format_name == "json":
+        lines = [json.loads(line) for line in written.splitlines()]
+        exceptions = [line.get("exception", "") for line in lines]
+        assert exceptions[0].startswith("Traceback (most recent call last):\n")
+        assert exceptions[1] == "ValueError: text"
+
+
 def test_configuring_twice_writes_each_record_once(root_logger: logging.Logger) -> None:
     first = io.StringIO()
     configure_logging(LogSettings(), stream=first)
