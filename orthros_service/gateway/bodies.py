@@ -10,7 +10,6 @@ from fastapi.routing import APIRoute
 
 from orthros_service.errors import DocumentTooLargeError, UnsupportedDocumentError
 from orthros_service.gateway.context import get_context
-from orthros_service.gateway.request_state import RequestState
 from orthros_service.gateway.strict_json import parse_json
 
 JSON_TYPE = "application/json"
@@ -68,7 +67,6 @@ async def limited_stream(request: Request, *, limit: int) -> AsyncGenerator[byte
         if received > limit:
             raise too_large(limit, received)
         yield chunk
-    RequestState.of(request.scope).is_body_read = True
 
 
 async def read_limited(request: Request, *, limit: int) -> bytes:

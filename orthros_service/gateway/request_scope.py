@@ -38,7 +38,7 @@ class RequestScope:
             return
         state = RequestState(request_id=_request_id(Headers(scope=scope)))
         state.attach(scope)
-        receive = _until_gone(receive)
+        receive = _watched(receive, state)
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -93,25 +93,29 @@ class RequestScope:
         logger.info("request finished", extra=extra)
 
 
-def _until_gone(receive: Receive) -> Receive:
-    """Make a server's failure to say anything more of the client what it is: the client left.
+def _watched(receive: Receive, state: RequestState) -> Receive:
+    """Note the end of the body, and make of a server's failure what it is: the client left.
 
-    Ray Serve raises there when it cancels a request, and when the proxy with the client's
-    connection dies. Asked again it would never answer.
+    Ray Serve raises in place of a message when it cancels a request, and when the proxy with the
+    client's connection dies. Asked again it would never answer.
     """
     is_gone = False
 
-    async def receive_or_leave() -> Message:
+    async def receive_watched() -> Message:
         nonlocal is_gone
-        if not is_gone:
-            try:
-                return await receive()
-            except Exception as error:  # noqa: BLE001 - which class, only the server knows
-                is_gone = True
-                logger.info("the client is gone: %s", type(error).__name__)
-        return {"type": "http.disconnect"}
+        if is_gone:
+            return {"type": "http.disconnect"}
+        try:
+            message = await receive()
+        except Exception as error:  # noqa: BLE001 - which class, only the server knows
+            is_gone = True
+            logger.info("the client is gone: %s", type(error).__name__)
+            return {"type": "http.disconnect"}
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            state.is_body_read = True
+        return message
 
-    return receive_or_leave
+    return receive_watched
 
 
 def _request_id(headers: Headers) -> str:

@@ -15,7 +15,7 @@ class RequestState:
     Args:
         request_id: Names the request in answers and logs.
         arrived: `time.monotonic()` of its arrival.
-        is_body_read: Whether the whole body has been read.
+        is_body_read: Whether the whole body has come.
         is_delivered: Whether a stream's last event has been handed to the server.
         error_code: Code of the error that it ended in, also of one that broke a stream.
         phase: How far a generation has come; None for other requests.

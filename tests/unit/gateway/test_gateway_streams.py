@@ -233,3 +233,16 @@ async def test_a_server_that_raises_instead_of_saying_goodbye_means_a_client_tha
     assert service.metric("orthros_requests_total", code="internal") == 0
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     assert service.backend.num_active == 0
+
+
+async def test_a_bad_form_that_has_come_whole_is_answered_at_once_and_keeps_its_connection(
+    service, serve
+):
+    bad = b"--b\r\nno header\r\n\r\nx\r\n--b--\r\n" + b"y" * 1000
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    started = time.monotonic()
+    async with httpx.AsyncClient(base_url=serve(service.app)) as client:
+        response = await client.post("/v1/documents", content=bad, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "malformed_request")
+    assert "connection" not in response.headers
+    assert time.monotonic() - started < 2
