@@ -154,6 +154,9 @@ def prepare_variables(settings: Settings) -> None:
         # Replicas on busy processors may take their time to say how long their queue is.
         "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2",
     }
+    if settings.log.format == "json":
+        # A prefix would break the lines; they name their replica themselves.
+        variables["RAY_DISABLE_WORKER_LOG_PREFIX"] = "1"
     if settings.deployment.ray_address is None:
         # Replicas that reserve no GPU may still use one that is there.
         variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
