@@ -1,22 +1,18 @@
 """The outermost layer: request ids, one log line per request, metrics, no leaked exception."""
 
 import logging
-import re
-import uuid
 from typing import Any
 
 from fastapi import Request
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orthros_service.gateway.problems import error_response, internal_error
+from orthros_service.gateway.request_ids import REQUEST_ID_HEADER, request_id_of
 from orthros_service.gateway.request_state import RequestState
 from orthros_service.telemetry import MetricsSink, log_context
 
 logger = logging.getLogger(__name__)
-
-REQUEST_ID_HEADER = "X-Request-ID"
-_SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestScope:
@@ -36,7 +32,7 @@ class RequestScope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = RequestState(request_id=_request_id(Headers(scope=scope)))
+        state = RequestState(request_id=request_id_of(scope))
         state.attach(scope)
         receive = _watched(receive, state)
         status: int | None = None
@@ -116,13 +112,6 @@ def _watched(receive: Receive, state: RequestState) -> Receive:
         return message
 
     return receive_watched
-
-
-def _request_id(headers: Headers) -> str:
-    given = headers.get(REQUEST_ID_HEADER)
-    if given is not None and _SAFE_REQUEST_ID.fullmatch(given):
-        return given
-    return f"req_{uuid.uuid4().hex[:24]}"
 
 
 def _endpoint(scope: Scope) -> str:
