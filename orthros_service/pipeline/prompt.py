@@ -12,6 +12,9 @@ from orthros_service.types import DocumentText, GenerationRequest, PrefillMode, 
 MIN_TAIL_TOKENS = 512
 """Tokens at the end of a long chat that always run in decode mode."""
 
+DEFAULT_MAX_CHAT_TOKENS = 2**17
+"""A chat is prefilled within its own deadline: about 80 s on one CPU worker."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLimits:
@@ -22,12 +25,15 @@ class PromptLimits:
         max_context_tokens: Longest context, answer included.
         max_tail_tokens: Longest tail, answer included.
         tile: A chat's prefilled prefix is a multiple of it.
+        max_chat_tokens: Longest chat without documents, answer excluded. One that fits
+            `full_prefill_max_tokens` is never too long.
     """
 
     full_prefill_max_tokens: int
     max_context_tokens: int
     max_tail_tokens: int
     tile: int
+    max_chat_tokens: int = DEFAULT_MAX_CHAT_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,8 @@ class PromptPlanner:
 
         Raises:
             InvalidValueError: The messages are in an impossible order.
-            ContextTooLongError: The tail leaves no room for an answer.
+            ContextTooLongError: The tail leaves no room for an answer, or a chat is too long to
+                be prefilled while its caller waits.
         """
         if request.documents:
             tail_ids = self._prompt_format.document_tail(request.messages)
@@ -107,6 +114,7 @@ class PromptPlanner:
 
     def _plan_chat(self, request: GenerationRequest) -> PromptPlan:
         ids = self._prompt_format.chat(request.messages)
+        self._check_chat(len(ids))
         last_turn_start = self._prompt_format.last_user_turn_start(request.messages)
         split = self._chat_split(len(ids), last_turn_start, request.sampling.max_tokens)
         if split == 0:
@@ -114,6 +122,19 @@ class PromptPlanner:
         is_long = len(ids) > self._limits.full_prefill_max_tokens
         prefix = _prefix(ids[:split], "linear" if is_long else "full")
         return PromptPlan(sources=(prefix,), tail_ids=ids[split:], num_prefix_tokens=split)
+
+    def _check_chat(self, num_tokens: int) -> None:
+        limits = self._limits
+        longest = max(limits.max_chat_tokens, limits.full_prefill_max_tokens)
+        longest = min(longest, limits.max_context_tokens)
+        if num_tokens > longest:
+            raise ContextTooLongError(
+                f"The messages have {num_tokens} tokens; without documents they may have "
+                f"{longest}. Upload the long text to /v1/documents and ask about it: a document is "
+                "read once, in its own time, for all questions.",
+                limit=longest,
+                actual=num_tokens,
+            )
 
     def _chat_split(self, num_tokens: int, last_turn_start: int, max_tokens: int) -> int:
         """How many leading tokens of a chat are prefilled; 0 leaves all of it to decode mode."""

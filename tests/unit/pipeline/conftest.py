@@ -170,11 +170,12 @@ class World:
         self.spans: tuple[EvidenceSpan, ...] = ()
         self.pipeline = self.build()
 
-    def build(self, *, max_tail_tokens: int = 1500) -> Pipeline:
+    def build(self, *, max_tail_tokens: int = 1500, max_chat_tokens: int = 4000) -> Pipeline:
         limits = PromptLimits(
             full_prefill_max_tokens=MODEL.full_prefill_max_tokens,
             max_context_tokens=MODEL.max_context_tokens,
             max_tail_tokens=max_tail_tokens,
+            max_chat_tokens=max_chat_tokens,
             tile=128,
         )
         self.pipeline = Pipeline(

@@ -94,6 +94,31 @@ async def test_a_chat_that_fits_full_attention_but_not_the_tail_is_prefilled_in_
     assert events[-1].max_tokens == 50
 
 
+async def test_a_chat_too_long_to_be_prefilled_within_one_request_is_refused_before_any_prefill(
+    world,
+):
+    world.build(max_chat_tokens=2500)
+    await world.collect(world.request(question="q" * 2498))
+    num_sources = len(world.coordinator.sources)
+    with pytest.raises(ContextTooLongError, match="Upload") as caught:
+        await world.collect(world.request(question="q" * 2499))
+
+    assert caught.value.details == {"limit": 2500, "actual": 2501}
+    assert "2501 tokens" in caught.value.message
+    assert len(world.coordinator.sources) == num_sources
+    # A document may be longer.
+    await world.collect(world.request("x" * 3000))
+
+
+async def test_a_chat_that_fits_full_attention_is_never_too_long(world):
+    world.build(max_chat_tokens=10)
+    await world.collect(world.request(question="q" * 998))
+    with pytest.raises(ContextTooLongError) as caught:
+        await world.collect(world.request(question="q" * 999))
+
+    assert caught.value.details["limit"] == 1000
+
+
 async def test_equal_prefixes_share_a_key_and_others_do_not(world):
     for index, question in enumerate(["t" * 3000 + "why", "t" * 3000 + "who", "u" * 3000 + "why"]):
         await world.collect(world.request(question=question, request_id=f"r{index}"))
