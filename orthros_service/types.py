@@ -94,6 +94,8 @@ class GenerationRequest:
         sampling: How tokens are chosen.
         wants_citations: Whether to run the evidence pass.
         deadline_s: Seconds from now until the request ends with `deadline_exceeded`.
+        is_streamed: Whether text goes to the caller as it comes. Where it does not, an answer may
+            be begun anew after a worker died, though some of its text was there.
     """
 
     request_id: str
@@ -102,6 +104,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     wants_citations: bool = False
     deadline_s: float = 600.0
+    is_streamed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

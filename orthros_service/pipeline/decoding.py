@@ -14,7 +14,7 @@ from orthros_service.pipeline.run import Run
 logger = logging.getLogger(__name__)
 
 NUM_DECODE_RETRIES = 1
-"""Times a sequence is sent to another worker when its own dies before the first output."""
+"""Times a sequence is sent to another worker when its own dies before anything was delivered."""
 
 RELEASE_TIMEOUT_S = 5.0
 """Seconds that a worker may take to confirm a cancellation."""
@@ -23,22 +23,37 @@ RELEASE_TIMEOUT_S = 5.0
 async def decode(
     run: Run, work: DecodeWork, worker: DecodeWorker
 ) -> AsyncGenerator[DecodeOutput, None]:
-    """Stream the sequence; before its first output it may move to another worker."""
-    num_retries, has_output = 0, False
+    """Stream the sequence; it may move to another worker while its caller has seen no text of it.
+
+    After a move the text comes from its beginning again.
+    """
+    num_retries, is_seen = 0, False
     while True:
         if run.is_revoked:
             raise run.revoked()
         try:
             async with aclosing(_stream(run, work, worker)) as outputs:
                 async for output in outputs:
-                    has_output = True
+                    is_seen = is_seen or _is_seen(run, output)
                     yield output
             return
         except UnavailableError as error:
-            if has_output or num_retries == NUM_DECODE_RETRIES:
+            if is_seen or num_retries == NUM_DECODE_RETRIES:
                 raise
             num_retries += 1
-            logger.warning("decode worker failed before its first output, retry: %s", error)
+            logger.warning(
+                "request %s is sent to another decode worker, retry %d of %d: %s",
+                work.request_id,
+                num_retries,
+                NUM_DECODE_RETRIES,
+                error,
+            )
+
+
+def _is_seen(run: Run, output: DecodeOutput) -> bool:
+    if isinstance(output, DecodeFinished):
+        return True
+    return run.request.is_streamed and output.text != ""
 
 
 async def _stream(

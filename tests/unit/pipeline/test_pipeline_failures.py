@@ -67,6 +67,31 @@ async def test_a_worker_that_dies_after_text_was_sent_is_an_error(world):
     assert len(world.decoder.works) == 1
 
 
+async def dies_before_any_text(work):
+    # The first bytes of a character, for instance.
+    yield DecodeDelta(text="", num_tokens=1)
+    raise UnavailableError("replica died")
+
+
+@pytest.mark.parametrize(
+    ("script", "is_streamed"), [(dies_late, False), (dies_before_any_text, True)]
+)
+async def test_a_worker_that_dies_before_its_caller_saw_any_text_is_replaced_once(
+    world, caplog, script, is_streamed
+):
+    world.decoder.scripts = [script]
+    events = await world.collect(world.request("text", is_streamed=is_streamed))
+
+    assert events[-1].text == "yes!"
+    assert [work.request_id for work in world.decoder.works] == ["r1", "r1"]
+    assert "r1 is sent to another decode worker, retry 1 of 1" in caplog.text
+
+    world.decoder.scripts = [script, script]
+    with pytest.raises(UnavailableError):
+        await world.collect(world.request("text", is_streamed=is_streamed))
+    assert len(world.decoder.works) == 4
+
+
 async def test_other_errors_are_not_retried(world):
     world.decoder.scripts = [fails]
     with pytest.raises(EngineError, match="out of pages"):
