@@ -52,7 +52,9 @@ class Database:
             raise UnavailableError(
                 f"The folder of {self._name} cannot be created: {error.strerror}."
             ) from error
+        self._is_open = False
         self._create_tables()
+        self._is_open = True
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -85,11 +87,16 @@ class Database:
             yield
         except SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
-            logger.warning("The catalogue %s failed: %s", self._name, type(cause).__name__)
-            raise UnavailableError(
-                f"The document catalogue {self._name} failed: {cause}. Try again; if it goes on, "
-                "see that the database runs, is writable and has space."
-            ) from error
+            logger.warning("The catalogue %s failed: %s", self._name, cause)
+            if self._is_open:
+                # Callers over the network see this: where the database is, is not their business.
+                message = "The document catalogue failed; send the request again."
+            else:
+                message = (
+                    f"The document catalogue {self._name} failed: {cause}. Try again; if it goes "
+                    "on, see that the database runs, is writable and has space."
+                )
+            raise UnavailableError(message) from error
 
     def _create_tables(self) -> None:
         with self.write() as session:

@@ -49,7 +49,10 @@ class TextStore:
                 f"The text store {uri!r} is no folder and no URI that pyarrow knows: {error}"
             ) from error
         except OSError as error:
-            raise self._unavailable("opened", error) from error
+            raise UnavailableError(
+                f"The text store {uri} cannot be opened: {error}. See that it is reachable, "
+                "writable and has space."
+            ) from error
 
     def put(self, content_key: str, text: str) -> None:
         """Store a text; storing the same content again is harmless.
@@ -120,9 +123,10 @@ class TextStore:
             logger.debug("A temporary file in the text store could not be removed")
 
     def _unavailable(self, verb: str, error: OSError) -> UnavailableError:
+        logger.warning("The text store %s cannot be %s: %s", self._uri, verb, error)
+        # Callers over the network see this: where the texts are, is not their business.
         return UnavailableError(
-            f"The text store {self._uri} cannot be {verb}: {error}. Try again; if it goes on, see "
-            "that it is reachable, writable and has space."
+            f"The text store cannot be {verb} at the moment; send the request again."
         )
 
 

@@ -124,14 +124,19 @@ def test_tables_of_another_version_are_refused(catalog, url, tmp_path, version):
         DocumentCatalog(url)
 
 
-def test_a_database_that_stays_locked_is_unavailable(catalog, tmp_path):
+def test_a_database_that_stays_locked_is_unavailable_and_only_the_log_says_which(
+    catalog, tmp_path, caplog
+):
     with catalog._database.read() as session:
         session.connection().exec_driver_sql("PRAGMA busy_timeout=50")
     other = sqlite3.connect(tmp_path / "data" / "orthros.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(UnavailableError, match="database is locked") as caught:
+    with pytest.raises(UnavailableError, match="catalogue failed; send") as caught:
         add(catalog, "a")
     assert caught.value.is_retryable
+    assert "sqlite" not in caught.value.message
+    assert str(tmp_path) in caplog.text
+    assert "database is locked" in caplog.text
     other.execute("ROLLBACK")
     other.close()
     add(catalog, "a")

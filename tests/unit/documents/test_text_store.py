@@ -114,7 +114,9 @@ def test_a_text_under_another_ones_key_is_refused(store):
         store.get(KEY)
 
 
-def test_a_failed_write_leaves_nothing_behind(store, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_nothing_behind_and_only_the_log_says_where(
+    store, tmp_path, monkeypatch, caplog
+):
     class FullDisk:
         def __getattr__(self, name):
             return getattr(real, name)
@@ -124,8 +126,11 @@ def test_a_failed_write_leaves_nothing_behind(store, tmp_path, monkeypatch):
 
     real = store._filesystem
     monkeypatch.setattr(store, "_filesystem", FullDisk())
-    with pytest.raises(UnavailableError, match="No space left"):
+    with pytest.raises(UnavailableError, match="cannot be written to") as caught:
         store.put(KEY, TEXT)
+    assert str(tmp_path) not in caught.value.message
+    assert str(tmp_path) in caplog.text
+    assert "No space left" in caplog.text
     assert list((tmp_path / "texts").iterdir()) == []
 
 
