@@ -8,11 +8,17 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from orthros_service.errors import DocumentTooLargeError, UnsupportedDocumentError
+from orthros_service.errors import (
+    DocumentTooLargeError,
+    MalformedRequestError,
+    UnsupportedDocumentError,
+)
 from orthros_service.gateway.context import get_context
 from orthros_service.gateway.strict_json import parse_json
 
 JSON_TYPE = "application/json"
+# Python's names of the encodings of which UTF-8 is a superset or the same.
+_UTF8_CHARSETS = (None, "utf-8", "utf8", "us-ascii", "ascii")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +40,11 @@ class MediaType:
 def media_type(request: Request) -> MediaType | None:
     """Return the request's content type; None where it has none."""
     header = request.headers.get("content-type")
-    if not header:
-        return None
+    return parse_media_type(header) if header else None
+
+
+def parse_media_type(header: str) -> MediaType:
+    """Parse the value of a Content-Type header."""
     message = Message()
     message["content-type"] = header
     return MediaType(
@@ -43,6 +52,18 @@ def media_type(request: Request) -> MediaType | None:
         charset=message.get_content_charset(),
         boundary=message.get_boundary(),
     )
+
+
+def require_utf8(kind: MediaType) -> None:
+    """Refuse a body that says it is in another encoding.
+
+    Raises:
+        MalformedRequestError: The charset is not one that UTF-8 covers.
+    """
+    if kind.charset not in _UTF8_CHARSETS:
+        raise MalformedRequestError(
+            "The Content-Type names a charset other than UTF-8; send the text as UTF-8."
+        )
 
 
 def unsupported(request: Request, allowed: Iterable[str]) -> UnsupportedDocumentError:
@@ -56,8 +77,16 @@ async def limited_stream(request: Request, *, limit: int) -> AsyncGenerator[byte
     """Yield the body in chunks and stop as soon as it is over the limit.
 
     Raises:
+        UnsupportedDocumentError: The body is compressed.
         DocumentTooLargeError: By the Content-Length, before anything is read, or by what has come.
     """
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedDocumentError(
+            "The request has a Content-Encoding; bodies are read as they are. Send it without, "
+            "or with identity.",
+            allowed="identity",
+        )
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large(limit, int(declared))
@@ -73,6 +102,7 @@ async def read_limited(request: Request, *, limit: int) -> bytes:
     """Read a whole body of at most `limit` bytes.
 
     Raises:
+        UnsupportedDocumentError: The body is compressed.
         DocumentTooLargeError: The body is longer.
     """
     return b"".join([chunk async for chunk in limited_stream(request, limit=limit)])
@@ -116,6 +146,7 @@ class JsonRoute(APIRoute):
             kind = media_type(request)
             if kind is None or not kind.is_json:
                 raise unsupported(request, [JSON_TYPE])
+            require_utf8(kind)
             limit = get_context(request).settings.gateway.max_json_bytes
             raw = await read_limited(request, limit=limit)
             return await handle(_JsonRequest(request, raw=raw, value=parse_json(raw)))

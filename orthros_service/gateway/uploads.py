@@ -16,7 +16,9 @@ from orthros_service.gateway.bodies import (
     MediaType,
     limited_stream,
     media_type,
+    parse_media_type,
     read_limited,
+    require_utf8,
     too_large,
     unsupported,
 )
@@ -31,8 +33,6 @@ ALLOWED_TYPES = (TEXT_TYPE, JSON_TYPE, FORM_TYPE)
 # Boundaries, part headers and the small fields of a form.
 _FORM_OVERHEAD_BYTES = 16 * 1024
 _FORM_FIELDS = ("title", "prefill_mode")
-# Python's names of the encodings of which UTF-8 is a superset or the same.
-_UTF8_CHARSETS = (None, "utf-8", "utf8", "us-ascii", "ascii")
 
 
 async def read_upload(
@@ -52,22 +52,15 @@ async def read_upload(
     kind = media_type(request)
     if kind is None:
         raise unsupported(request, ALLOWED_TYPES)
+    if not kind.is_json and kind.name not in ALLOWED_TYPES:
+        raise unsupported(request, ALLOWED_TYPES)
+    require_utf8(kind)
     if kind.is_json:
         return await _from_json(request, settings)
-    _require_utf8(kind)
     if kind.name == TEXT_TYPE:
         raw = await read_limited(request, limit=settings.documents.max_bytes)
         return _validated(decode_upload(raw), title=title, prefill_mode=prefill_mode)
-    if kind.name == FORM_TYPE:
-        return await _from_form(request, settings, kind, title=title, prefill_mode=prefill_mode)
-    raise unsupported(request, ALLOWED_TYPES)
-
-
-def _require_utf8(kind: MediaType) -> None:
-    if kind.charset not in _UTF8_CHARSETS:
-        raise MalformedRequestError(
-            "The Content-Type names a charset other than UTF-8; send the text as UTF-8."
-        )
+    return await _from_form(request, settings, kind, title=title, prefill_mode=prefill_mode)
 
 
 def _validated(text: str, *, title: str | None, prefill_mode: str) -> DocumentCreate:
@@ -103,6 +96,7 @@ async def _from_form(
     form = await _parse_form(request, kind, limit)
     try:
         file = _only_file(form)
+        require_utf8(parse_media_type(file.content_type or ""))
         # The parser keeps large files on disk; one over the limit is refused before it is read.
         if (file.size or 0) > settings.documents.max_bytes:
             raise too_large(settings.documents.max_bytes, file.size or 0)
@@ -119,11 +113,24 @@ async def _from_form(
     )
 
 
+class _Utf8FormParser(MultiPartParser):
+    """Refuses names and fields that are not UTF-8; the parser itself would guess at them."""
+
+    def on_part_end(self) -> None:
+        part = self._current_part
+        try:
+            bytes(part.content_disposition or b"").decode()
+            bytes(part.data).decode()
+        except UnicodeDecodeError:
+            raise MultiPartException("a name or a field is not UTF-8; send UTF-8.") from None
+        super().on_part_end()
+
+
 async def _parse_form(request: Request, kind: MediaType, limit: int) -> FormData:
     if not kind.boundary:
         raise MalformedRequestError("The Content-Type of a form needs a boundary parameter.")
     stream = _whole_form(limited_stream(request, limit=limit), f"--{kind.boundary}--".encode())
-    parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=len(_FORM_FIELDS))
+    parser = _Utf8FormParser(request.headers, stream, max_files=1, max_fields=len(_FORM_FIELDS))
     try:
         return await parser.parse()
     except MultiPartException as error:
@@ -148,6 +155,9 @@ def _only_file(form: FormData) -> UploadFile:
         raise invalid_field(
             unknown[0][:64], "is not a field of this form: file, title, prefill_mode"
         )
+    for name in sorted(set(form)):
+        if len(form.getlist(name)) > 1:
+            raise invalid_field(name, "is given more than once; give it once")
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise invalid_field("file", "the form needs one file part with a filename")
