@@ -7,10 +7,10 @@ from fastapi import APIRouter, Depends
 
 from orthros_client.types import ModelCard, ModelList, TokenCount, TokenCountRequest
 from orthros_service.documents import normalize_text
-from orthros_service.errors import NotFoundError
 from orthros_service.gateway.bodies import JsonRoute
 from orthros_service.gateway.context import GatewayContext, get_context
 from orthros_service.gateway.openapi import openai_errors, problems
+from orthros_service.gateway.problems import ModelNotFoundError
 from orthros_service.types import ModelInfo
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
@@ -69,10 +69,10 @@ def require_served(model_id: str, info: ModelInfo) -> None:
     """Refuse a model that is not the served one.
 
     Raises:
-        NotFoundError: The message names the served model.
+        ModelNotFoundError: The message names the served model.
     """
     if model_id != info.name:
-        raise NotFoundError(f"There is no such model here; the served model is {info.name}.")
+        raise ModelNotFoundError(f"There is no such model here; the served model is {info.name}.")
 
 
 def model_card(info: ModelInfo) -> ModelCard:

@@ -17,6 +17,7 @@ from orthros_service.gateway.disconnects import until_disconnect
 from orthros_service.gateway.generation import Generation, GenerationJob
 from orthros_service.gateway.models import require_served
 from orthros_service.gateway.openai_types import (
+    AssistantMessage,
     ChatCompletionRequest,
     Content,
     FilePart,
@@ -59,7 +60,7 @@ _RESPONSES: Responses = {
             "text/event-stream": {"schema": {"type": "string"}, "example": _STREAM_EXAMPLE},
         },
     },
-    **openai_errors(400, 404, 409, 413, 415, 422, 429, 503, 504),
+    **openai_errors(400, 404, 409, 413, 415, 429, 503, 504),
 }
 
 
@@ -158,6 +159,8 @@ def _messages(body: ChatCompletionRequest) -> tuple[Message, ...]:
     for index, message in enumerate(body.messages):
         role: Role = "system" if message.role == "developer" else message.role
         text = _text(message.content)
+        if isinstance(message, AssistantMessage) and not text:
+            text = message.refusal or ""
         if role == "system" and messages and messages[-1].role != "system":
             raise invalid_field(
                 f"messages.{index}.role", "system and developer messages come before all others"

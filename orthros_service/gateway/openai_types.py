@@ -51,6 +51,12 @@ def _refuse_unless_neutral(value: JsonValue, info: ValidationInfo) -> JsonValue:
     raise ValueError(f"this value is not supported; leave the parameter out{hint}")
 
 
+def _refuse_tool_calls(value: JsonValue) -> JsonValue:
+    if value is None:
+        return value
+    raise ValueError("tool calls are not supported; leave them and their results out")
+
+
 def _content_kind(value: object) -> str | None:
     if isinstance(value, str):
         return "<text>"
@@ -124,6 +130,10 @@ Content = Annotated[
 ]
 
 
+# Null and [] never get this far.
+ToolCalls = Annotated[JsonValue, AfterValidator(_refuse_tool_calls)]
+
+
 class SystemMessage(RequestModel):
     """Instructions; `developer` is the newer name of the role."""
 
@@ -141,11 +151,14 @@ class UserMessage(RequestModel):
 
 
 class AssistantMessage(RequestModel):
-    """An earlier answer."""
+    """An earlier answer; without content it is its refusal, or empty."""
 
     role: Literal["assistant"]
-    content: Content
+    content: Content = ""
+    refusal: str | None = None
     name: str | None = None
+    tool_calls: ToolCalls = None
+    function_call: ToolCalls = None
 
 
 ChatMessage = Annotated[

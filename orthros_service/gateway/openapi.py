@@ -40,6 +40,14 @@ _DESCRIPTIONS = {
     503: "`unavailable`: a worker cannot be reached; send the request again.",
     504: "`deadline_exceeded`: not done within `deadline_s`.",
 }
+_OPENAI_DESCRIPTIONS = {
+    400: (
+        "`invalid_request_error` with the code `malformed_request`, `invalid_value`, "
+        "`invalid_text` or `context_length_exceeded`; `param` names the first wrong field."
+    ),
+    404: "`model_not_found`, or `not_found`: no such document.",
+    413: "`document_too_large`, with `limit` and `actual`.",
+}
 _EXAMPLE_CODES = {
     400: "malformed_request",
     404: "not_found",
@@ -85,7 +93,7 @@ def openai_errors(*statuses: int) -> Responses:
     schema = {"$ref": f"#/components/schemas/{_OPENAI_ERROR}"}
     return {
         status: {
-            "description": _DESCRIPTIONS[status],
+            "description": _OPENAI_DESCRIPTIONS.get(status, _DESCRIPTIONS[status]),
             "content": {"application/json": {"schema": schema}},
         }
         for status in (*statuses, 500)

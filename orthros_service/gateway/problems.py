@@ -40,6 +40,7 @@ _TITLES = {
     "empty_document": "The document is empty",
     "invalid_text": "A text holds characters that are not allowed",
     "not_found": "Not found",
+    "model_not_found": "Model not found",
     "method_not_allowed": "Method not allowed",
     "document_not_ready": "The document is not ready",
     "context_length_exceeded": "The context is too long",
@@ -57,6 +58,12 @@ class MethodNotAllowedError(OrthrosError):
 
     code = "method_not_allowed"
     status = 405
+
+
+class ModelNotFoundError(NotFoundError):
+    """There is no such model here."""
+
+    code = "model_not_found"
 
 
 class InvalidFieldsError(InvalidValueError):
@@ -143,8 +150,8 @@ def problem_json(error: OrthrosError) -> dict[str, Any]:
 
 
 def openai_status(error: OrthrosError) -> int:
-    """Return the HTTP status on compatible paths, where a too long context is a 400."""
-    return 400 if isinstance(error, ContextTooLongError) else error.status
+    """Return the HTTP status on compatible paths: whatever is wrong with a request is a 400."""
+    return 400 if isinstance(error, ContextTooLongError | InvalidValueError) else error.status
 
 
 def openai_json(error: OrthrosError) -> dict[str, Any]:

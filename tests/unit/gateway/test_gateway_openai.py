@@ -73,9 +73,9 @@ async def test_the_openai_package_raises_its_own_classes_for_our_errors(service,
         return info.value.code
 
     def fail():
-        assert caught(openai.NotFoundError, **chat() | {"model": "gpt-9"}) == "not_found"
-        assert caught(openai.UnprocessableEntityError, **chat(temperature=3)) == "invalid_value"
-        assert caught(openai.UnprocessableEntityError, **chat(n=2)) == "invalid_value"
+        assert caught(openai.NotFoundError, **chat() | {"model": "gpt-9"}) == "model_not_found"
+        assert caught(openai.BadRequestError, **chat(temperature=3)) == "invalid_value"
+        assert caught(openai.BadRequestError, **chat(n=2)) == "invalid_value"
         part = [{"type": "file", "file": {"file_id": waiting}}, {"type": "text", "text": "q"}]
         assert caught(openai.ConflictError, **chat(part)) == "document_not_ready"
         service.backend.script = [OverloadedError("Busy.", retry_after_s=1)]
@@ -209,14 +209,63 @@ async def test_a_document_and_its_question_may_come_as_two_messages_and_twice(se
 )
 async def test_messages_of_another_shape_are_refused_with_their_place(service, messages, param):
     response = await service.client.post(CHAT, json=chat() | {"messages": messages})
-    assert response.status_code == 422, response.text
-    assert response.json()["error"]["param"].startswith(param)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
+    assert error["param"].startswith(param)
 
 
 async def test_an_unknown_document_or_model_is_a_404_in_openai_s_shape(service):
     part = [{"type": "file", "file": {"file_id": "doc_no"}}, {"type": "text", "text": "q"}]
-    for body in (chat(part), chat() | {"model": "other"}):
-        response = await service.client.post(CHAT, json=body)
-        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
-    response = await service.client.get("/v1/models/some/other")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    for response, code in (
+        (await service.client.post(CHAT, json=chat(part)), "not_found"),
+        (await service.client.post(CHAT, json=chat() | {"model": "other"}), "model_not_found"),
+        (await service.client.get("/v1/models/some/other"), "model_not_found"),
+    ):
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", code)
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ({"content": None}, ""),
+        ({}, ""),
+        ({"content": None, "refusal": "I cannot."}, "I cannot."),
+        ({"content": "", "refusal": "I cannot."}, "I cannot."),
+        ({"content": None, "tool_calls": [], "function_call": None, "annotations": []}, ""),
+    ],
+)
+async def test_an_earlier_answer_may_have_no_content(service, answer, content):
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", **answer},
+        {"role": "user", "content": "and?"},
+    ]
+    response = await service.client.post(CHAT, json=chat() | {"messages": messages})
+    assert response.status_code == 200, response.text
+    (request,) = service.backend.requests
+    assert request.messages[1] == Message(role="assistant", content=content)
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+async def test_other_messages_need_content(service, role):
+    messages = [{"role": role, "content": None}, {"role": "user", "content": "q"}]
+    response = await service.client.post(CHAT, json=chat() | {"messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages.0.content"
+
+
+@pytest.mark.parametrize("name", ["tool_calls", "function_call"])
+async def test_tool_calls_of_an_earlier_answer_are_refused_in_words(service, name):
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, name: [{"id": "1", "type": "function"}]},
+        {"role": "user", "content": "q"},
+    ]
+    response = await service.client.post(CHAT, json=chat() | {"messages": messages})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == f"messages.1.{name}"
+    assert "not supported" in error["message"]
