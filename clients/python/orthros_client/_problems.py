@@ -33,13 +33,18 @@ ERRORS_BY_CODE: Mapping[str, type[OrthrosError]] = {
     cls.default_code: cls for cls in _subclasses(OrthrosError) if cls not in _LOCAL_ERRORS
 }
 
-# Proxies, and Ray Serve itself, answer these without a problem document.
+# Proxies, and Ray Serve itself, answer these and other 5xx without a problem document: the service
+# behind them stops, starts or has died.
 _ERRORS_BY_STATUS: Mapping[int, type[OrthrosError]] = {
+    404: errors.UnavailableError,
     413: errors.DocumentTooLargeError,
     429: errors.OverloadedError,
-    502: errors.UnavailableError,
-    503: errors.UnavailableError,
     504: errors.DeadlineExceededError,
+}
+_CHECK_URL = " Check that the base URL is that of the service."
+_HINTS: Mapping[type[OrthrosError], str] = {
+    errors.UnavailableError: " The service may be starting or stopping; send the request again.",
+    errors.UnexpectedResponseError: _CHECK_URL,
 }
 # Refused before any work began, so that sending again repeats nothing.
 _REFUSED_STATUSES = frozenset({429, 503})
@@ -183,14 +188,15 @@ def _error_from_foreign_answer(
     status: int, headers: Mapping[str, str], body: bytes
 ) -> OrthrosError:
     excerpt = " ".join(body[: 4 * EXCERPT_CHARS].decode("utf-8", "replace").split())[:EXCERPT_CHARS]
-    cls = _ERRORS_BY_STATUS.get(status, errors.UnexpectedResponseError)
-    said = f": {excerpt}" if excerpt else ", without a body"
-    hint = "" if status in _ERRORS_BY_STATUS else " Check that the base URL is that of the service."
+    other = errors.UnavailableError if status >= 500 else errors.UnexpectedResponseError
+    cls = _ERRORS_BY_STATUS.get(status, other)
+    said = f": {excerpt.removesuffix('.')}" if excerpt else ", without a body"
+    hint = _HINTS.get(cls, "") + (_CHECK_URL if status == 404 else "")
     return cls(
         f"HTTP {status} without a problem document{said}.{hint}",
         status=status,
         request_id=headers.get("x-request-id"),
-        is_retryable=status in _REFUSED_STATUSES,
+        is_retryable=cls is errors.UnavailableError or status in _REFUSED_STATUSES,
         retry_after_s=retry_after_s(headers),
     )
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from orthros_client.errors import (
     ConnectionFailedError,
+    DeadlineExceededError,
     InvalidValueError,
     OrthrosError,
     ResponseTimeoutError,
+    UnavailableError,
 )
 
-RETRIED_STATUSES = frozenset({429, 503, 504})
-GATEWAY_STATUSES = frozenset({502, 504})
+# A retryable 404 is that of a proxy whose service is not there: no work began.
+RETRIED_STATUSES = frozenset({404, 429, 503, 504})
+GATEWAY_STATUSES = frozenset({500, 502, 504})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +99,8 @@ class Attempts:
                 return self._is_idempotent or not error.was_sent
             case ResponseTimeoutError():
                 return self._is_idempotent
-        if error.is_retryable:
-            return error.status in RETRIED_STATUSES
-        # A proxy's own 502 or 504 leaves open whether the service got the request.
-        is_from_proxy = error.problem is None and error.status in GATEWAY_STATUSES
-        return is_from_proxy and self._is_idempotent
+        # A proxy's own 500, 502 or 504 leaves open whether the service got the request.
+        is_proxy_error = isinstance(error, UnavailableError | DeadlineExceededError)
+        if is_proxy_error and error.problem is None and error.status in GATEWAY_STATUSES:
+            return self._is_idempotent
+        return error.is_retryable and error.status in RETRIED_STATUSES

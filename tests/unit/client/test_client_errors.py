@@ -60,10 +60,13 @@ def test_openai_shaped_errors_keep_their_code():
     [
         (429, errors.OverloadedError, True),
         (503, errors.UnavailableError, True),
-        (502, errors.UnavailableError, False),
+        (500, errors.UnavailableError, True),
+        (502, errors.UnavailableError, True),
+        (520, errors.UnavailableError, True),
         (504, errors.DeadlineExceededError, False),
         (413, errors.DocumentTooLargeError, False),
-        (404, errors.UnexpectedResponseError, False),
+        (404, errors.UnavailableError, True),
+        (405, errors.UnexpectedResponseError, False),
         (301, errors.UnexpectedResponseError, False),
     ],
 )
@@ -74,6 +77,14 @@ def test_an_answer_without_a_problem_document_is_judged_by_its_status(
     assert type(error) is expected
     assert (error.status, error.is_retryable) == (status, is_retryable)
     assert "<h1>Nope</h1>" in str(error)
+
+
+def test_a_404_of_a_proxy_says_that_the_service_may_be_starting_or_elsewhere():
+    text = b"Path '/v1/models' not found. Ping http://.../-/routes for available routes."
+    error = error_from_response(404, httpx.Headers(), text)
+    assert "starting or stopping" in str(error)
+    assert "base URL" in str(error)
+    assert text.decode() in str(error)
 
 
 def test_a_long_foreign_answer_is_cut():

@@ -117,6 +117,33 @@ def test_a_request_without_effects_is_repeated_after_a_lost_answer(wire, script,
     assert make_client(service).count_tokens("text").num_tokens == 2
 
 
+def test_a_proxys_404_is_tried_again_for_every_kind_of_request(wire, script, make_client):
+    service = script(
+        httpx.Response(404, text="Path '/v1/documents' not found. Ping http://.../-/routes"),
+        httpx.Response(201, json=wire.document("queued")),
+    )
+    assert make_client(service).upload("Some text").id == "doc_1"
+
+
+def test_a_proxys_500_is_tried_again_only_where_that_repeats_nothing(wire, script, make_client):
+    lost = httpx.Response(500, text="Internal Server Error")
+    service = script(lost, httpx.Response(200, json=wire.document("ready")))
+    assert make_client(service).documents.get("doc_1").status == "ready"
+    service = script(lost)
+    with pytest.raises(errors.UnavailableError) as caught:
+        make_client(service).upload("Some text")
+    assert caught.value.is_retryable
+    assert len(service.requests) == 1
+
+
+def test_a_500_of_the_service_itself_is_final_on_every_path(script, make_client):
+    body = {"error": {"message": "Failed.", "type": "server_error", "code": "internal"}}
+    service = script(httpx.Response(500, json=body))
+    with pytest.raises(errors.OrthrosError, match="Failed"):
+        make_client(service).models()
+    assert len(service.requests) == 1
+
+
 def test_a_proxys_504_is_final_for_a_request_with_effects(script, make_client):
     service = script(httpx.Response(504, text="Gateway timeout"))
     with pytest.raises(errors.DeadlineExceededError):
@@ -130,6 +157,8 @@ def test_a_probe_is_a_single_attempt(script, make_client, wire):
     with pytest.raises(errors.ConnectionFailedError):
         make_client(script(httpx.ConnectError("refused"))).healthz()
     with pytest.raises(errors.UnexpectedResponseError):
+        make_client(script(httpx.Response(405, text="Not allowed"))).healthz()
+    with pytest.raises(errors.UnavailableError):
         make_client(script(httpx.Response(404, text="Not found"))).healthz()
 
 
