@@ -35,6 +35,7 @@ CODES = (
     "empty_document",
     "invalid_text",
     "not_found",
+    "model_not_found",
     "method_not_allowed",
     "document_not_ready",
     "context_length_exceeded",
