@@ -174,8 +174,10 @@ def _set_variables(variables: dict[str, str]) -> None:
 
 
 def _proxy_variables(settings: Settings) -> dict[str, str]:
+    ids = "orthros_service.gateway.request_ids.serve_middlewares"
+    variables = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": ids}
     if settings.deployment.http_proxy == "python":
-        return {}
+        return variables
     binary = _haproxy_binary()
     if binary is None:
         raise InvalidValueError(
@@ -185,7 +187,7 @@ def _proxy_variables(settings: Settings) -> dict[str, str]:
     logger.info("HTTP proxy: HAProxy (%s)", binary)
     folder = tempfile.mkdtemp(prefix="orthros-proxy-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {
+    return variables | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",

@@ -53,7 +53,7 @@ def _serve(settings: Settings) -> None:
         f"Orthros serves {model.name} at {running.url}\n"
         f"  converted: {str(model.is_converted).lower()}, {model.dtype}, full attention up to "
         f"{model.full_prefill_max_tokens} document tokens, linear prefill beyond\n"
-        f"  API: {running.url}/docs   metrics: {running.url}/metrics\n"
+        f"  API: {running.url}/openapi.json   metrics: {running.url}/metrics\n"
         f"  Ray: {running.ray_address}   Ctrl-C stops it\n"
     )
     sys.stdout.flush()

@@ -88,7 +88,8 @@ def build_routes() -> FastAPI:
         title="Orthros",
         version=version("orthros-service"),
         description=DESCRIPTION,
-        docs_url="/docs",
+        # FastAPI's page would load its scripts from a CDN.
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=operation_id,

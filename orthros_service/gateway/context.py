@@ -21,6 +21,10 @@ _MODEL_INFO_MAX_AGE_S = 10.0
 _STOPPING_RETRY_S = 30
 
 
+class StoppingError(UnavailableError):
+    """The service is stopping; what was asked is not begun."""
+
+
 class ServedModel:
     """The served model, asked for now and then instead of with each request."""
 
@@ -59,7 +63,6 @@ class GatewayContext:
         model: The served model.
         header_tokens: Tokens of the fixed header in front of every document.
         draining: Set once the service is stopping: what runs may end, new work is refused.
-        content_lock: Held while a text and its rows are created or deleted together.
     """
 
     backend: GenerationBackend
@@ -73,7 +76,6 @@ class GatewayContext:
     model: ServedModel
     header_tokens: int
     draining: asyncio.Event = field(default_factory=asyncio.Event)
-    content_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def get_context(request: Request) -> GatewayContext:
@@ -87,10 +89,10 @@ async def refuse_while_draining(request: Request) -> None:
     """Refuse new work while the service stops; a FastAPI dependency.
 
     Raises:
-        UnavailableError: The service is stopping.
+        StoppingError: The service is stopping.
     """
     if get_context(request).draining.is_set():
-        raise UnavailableError(
+        raise StoppingError(
             "The service is stopping and takes no new work; send the request again later.",
             retry_after_s=_STOPPING_RETRY_S,
         )

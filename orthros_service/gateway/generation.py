@@ -79,6 +79,7 @@ class Generation:
         self._first_token_s: float | None = None
         self._last_token = 0.0
         self._is_finished = False
+        self._is_streamed = False
         self._first: GenerationEvent | None = None
         self._run_events = self._run()
 
@@ -92,6 +93,7 @@ class Generation:
         Raises:
             OrthrosError: The generation failed before it.
         """
+        self._is_streamed = True
         self._first = await anext(self._run_events)
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
@@ -163,6 +165,7 @@ class Generation:
             sampling=job.sampling,
             wants_citations=job.wants_citations,
             deadline_s=self._remaining_s(),
+            is_streamed=self._is_streamed,
         )
         events = self._context.backend.generate(request)
         has_ended = False

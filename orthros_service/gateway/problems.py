@@ -25,6 +25,7 @@ from orthros_service.errors import (
     OrthrosError,
     UnavailableError,
 )
+from orthros_service.gateway.context import StoppingError
 from orthros_service.gateway.lingering import LingeringResponse, has_unread_body
 from orthros_service.gateway.request_state import RequestState
 from orthros_service.telemetry import current_request_id
@@ -203,7 +204,7 @@ def log_failure(error: OrthrosError, *, what: str, cause: Exception | None = Non
         cause: What was raised, if not the error itself.
     """
     extra = {"phase": error.phase} if error.phase else {}
-    if isinstance(error, DeadlineExceededError):
+    if isinstance(error, (DeadlineExceededError, StoppingError)):
         logger.warning("%s failed: %s", what, error.code, extra=extra)
     else:
         logger.error("%s failed: %s", what, error.code, exc_info=cause or error, extra=extra)

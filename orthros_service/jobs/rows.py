@@ -132,6 +132,7 @@ class RowAnswerer:
             sampling=SamplingParameters(max_tokens=self._task.max_tokens),
             wants_citations=self._task.citations,
             deadline_s=self._task.deadline_s,
+            is_streamed=False,
         )
         finished = await self._generate_patiently(request)
         if finished.finish_reason in ("error", "cancelled"):

@@ -7,6 +7,7 @@ line and nobody can forge another. Document text, prompts and answers are never 
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -54,15 +55,16 @@ def _escape(text: str) -> str:
     return text if text.isprintable() else json.dumps(text)[1:-1].replace('\\"', '"')
 
 
-def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
+def _traceback(record: logging.LogRecord) -> str | None:
     parts = []
     if record.exc_info and record.exc_info[0] is not None:
-        parts.append(formatter.formatException(record.exc_info))
+        # Not `formatException`, which prints: Ray Serve's print writes tuples.
+        parts.append("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
     elif record.exc_text:
         # A record that crossed a process or a queue brings text in place of the exception.
         parts.append(record.exc_text)
     if record.stack_info:
-        parts.append(formatter.formatStack(record.stack_info))
+        parts.append(record.stack_info)
     return "\n".join(parts) or None
 
 
@@ -80,9 +82,9 @@ class JsonFormatter(logging.Formatter):
             "phase": getattr(record, "phase", None),
         }
         entry |= {name: value for name, value in _extras(record).items() if name not in entry}
-        traceback = _traceback(self, record)
-        if traceback is not None:
-            entry["exception"] = traceback
+        exception = _traceback(record)
+        if exception is not None:
+            entry["exception"] = exception
         return json.dumps(entry, default=str)
 
 
@@ -99,10 +101,10 @@ class TextFormatter(logging.Formatter):
         where = f"[{_escape(str(request_id))} {_escape(str(phase))}]"
         head = f"{_timestamp(record)} {record.levelname} {record.name} {where}"
         line = f"{head} {_escape(record.getMessage())}{extras}"
-        traceback = _traceback(self, record)
-        if traceback is None:
+        exception = _traceback(record)
+        if exception is None:
             return line
-        return "\n    ".join([line, *(_escape(part) for part in traceback.splitlines())])
+        return "\n    ".join([line, *(_escape(part) for part in exception.splitlines())])
 
 
 def configure_logging(settings: LogSettings, *, stream: TextIO | None = None) -> None:

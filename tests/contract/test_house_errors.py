@@ -18,6 +18,7 @@ CLIENT_CLOSED_REQUEST = 499  # not registered, but what proxies use for a caller
 SHARE_THE_CODE_OF_THEIR_PARENT = {
     "DocumentFailedError",  # the parent, but trying again does not help
     "InvalidFieldsError",  # the parent, with one entry per field
+    "StoppingError",  # the parent, but expected: it is no error of the log
 }
 
 

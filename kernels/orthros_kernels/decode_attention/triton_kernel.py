@@ -6,6 +6,7 @@ keys and values are read once for all of them.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -52,6 +53,12 @@ def default_config(block_m: int, head_dim: int) -> DecodeConfig:
     return DecodeConfig(128, 4, 3) if block_m < 128 else DecodeConfig(64, 4, 3)
 
 
+@cache
+def _can_overlap(device: torch.device) -> bool:
+    """Whether a kernel may be launched while the one before it still runs (from Hopper on)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 @triton.jit
 def _decode_kernel(
     q_ptr,
@@ -76,7 +83,12 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     KV_TYPE: tl.constexpr,
     HAS_TEMPERATURE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+        # The merge may take its place now; it waits for our results by itself.
+        tl.extra.cuda.gdc_launch_dependents()
     HALF: tl.constexpr = HEAD_DIM // 2
     HEADS: tl.constexpr = GROUP * KV_HEADS
     IS_INT8: tl.constexpr = KV_TYPE == tl.int8
@@ -175,7 +187,11 @@ def _merge_kernel(
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     SLOT_BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     head = tl.program_id(1)
     begin = tl.load(row_offsets_ptr + row).to(tl.int32)
@@ -235,6 +251,9 @@ def decode_attention_triton(
     if out is None:
         out = torch.empty((num_rows, num_heads, head_dim), dtype=q.dtype, device=q.device)
     lse = q.new_empty((num_rows, num_heads), dtype=torch.float32)
+    overlaps = _can_overlap(q.device)
+    # Only the CUDA launcher knows the option.
+    launch = {"launch_pdl": True} if overlaps else {}
     has_temperature = log_length is not None and temperature is not None
     _decode_kernel[(size.items, num_kv_heads)](
         q, cos_sin[0], cos_sin[1], plan.items, plan.entry_rows, plan.limits,
@@ -248,8 +267,10 @@ def decode_attention_triton(
         BLOCK_N=chosen.block_n,
         KV_TYPE=_TYPES[plan.kv_dtype],
         HAS_TEMPERATURE=has_temperature,
+        OVERLAPS=overlaps,
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        **launch,
     )  # fmt: skip
     _merge_kernel[(num_rows, num_heads)](
         out_parts, lse_parts, plan.row_offsets, plan.row_slots, out, lse,
@@ -257,6 +278,8 @@ def decode_attention_triton(
         HEAD_DIM=head_dim,
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         SLOT_BLOCK=min(128, max(16, triton.next_power_of_2(size.slots // max(1, num_rows)))),
+        OVERLAPS=overlaps,
         num_warps=4,
+        **launch,
     )  # fmt: skip
     return out, lse

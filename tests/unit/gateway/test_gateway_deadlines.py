@@ -5,6 +5,13 @@ import pytest
 TEXT = "Mr. Darcy owns Pemberley. Mr. Bingley rents Netherfield."
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_the_backend_is_told_whether_text_is_delivered_as_it_comes(service, is_streamed):
+    body = {"text": TEXT, "question": "Who?", "stream": is_streamed}
+    await service.client.post("/v1/answers", json=body)
+    assert [request.is_streamed for request in service.backend.requests] == [is_streamed]
+
+
 @pytest.mark.parametrize("script", [["hang"], ["Mr. ", "hang"]])
 async def test_a_deadline_that_passed_is_a_warning_without_a_traceback(service, caplog, script):
     service.backend.script = script

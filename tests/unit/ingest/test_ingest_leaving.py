@@ -118,11 +118,11 @@ async def test_readiness_needs_a_worker(world):
 async def test_a_caller_that_polls_keeps_its_text_and_one_that_stops_polling_loses_it(world):
     world.worker.gate = asyncio.Semaphore(0)
     source = world.document(LONG, document_id=None)
-    assert await world.ingestor.poll(source, timeout_s=0.05, grace_s=0.5) is None
-    assert await world.ingestor.poll(source, timeout_s=0.05, grace_s=0.2) is None
+    assert await world.ingestor.poll(source, timeout_s=0.02, grace_s=0.5) is None
+    assert await world.ingestor.poll(source, timeout_s=0.02, grace_s=0.05) is None
     assert (world.worker.num_cancelled, world.ingestor.num_running) == (0, 1)
     assert world.ingestor.num_pending_tokens > 0
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(0.1)
     assert (world.worker.num_cancelled, world.ingestor.num_running) == (1, 0)
     assert world.ingestor.num_pending_tokens == 0
 

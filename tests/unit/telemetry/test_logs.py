@@ -2,12 +2,14 @@ import asyncio
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from orthros_service.settings import LogSettings
 from orthros_service.telemetry import configure_logging, current_request_id, log_context
+from orthros_service.telemetry.logs import JsonFormatter, TextFormatter
 
 
 @pytest.fixture
@@ -128,3 +130,15 @@ async def test_concurrent_tasks_keep_their_own_request_ids() -> None:
     names = [f"req_{index}" for index in range(20)]
     assert await asyncio.gather(*map(work, names)) == names
     assert current_request_id() is None
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+def test_a_traceback_is_text_also_where_another_has_replaced_print(formatter, monkeypatch):
+    monkeypatch.setattr("builtins.print", lambda *parts, file, end="": file.write(str(parts)))
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
+    text = formatter.format(record)
+    assert "ValueError: broken" in text
+    assert "('" not in text
