@@ -19,7 +19,7 @@ from orthros_service.gateway.problems import problem_json
 from orthros_service.gateway.prompts import conversation, summary_instruction
 from orthros_service.gateway.request_state import RequestState
 from orthros_service.gateway.results import build_answer
-from orthros_service.gateway.sources import catalog_sources, inline_sources
+from orthros_service.gateway.sources import catalog_documents, inline_document
 from orthros_service.gateway.sse import EventStream, encode_event
 from orthros_service.types import (
     GenerationFinished,
@@ -187,13 +187,13 @@ async def _job(
     kind: Kind,
 ) -> GenerationJob:
     if body.document_ids is not None:
-        sources = await catalog_sources(context, body.document_ids)
+        documents = await catalog_documents(context, body.document_ids)
     else:
         assert body.text is not None, "the wire type takes exactly one of the two"
-        sources = inline_sources(context, body.text, body.prefill_mode)
+        documents = (inline_document(context, body.text, body.prefill_mode),)
     return GenerationJob(
         generation_id=f"{'ans' if kind == 'answer' else 'sum'}_{secrets.token_hex(12)}",
-        sources=sources,
+        documents=documents,
         messages=messages,
         sampling=SamplingParameters(
             max_tokens=body.max_tokens,

@@ -24,7 +24,7 @@ from orthros_service.gateway.bodies import JSON_TYPE
 from orthros_service.gateway.content_locks import ContentLocks, Locks
 from orthros_service.gateway.context import GatewayContext, get_context
 from orthros_service.gateway.openapi import json_body, problems
-from orthros_service.gateway.sources import find_document, inline_sources
+from orthros_service.gateway.sources import find_document, inline_document
 from orthros_service.gateway.uploads import FORM_TYPE, TEXT_TYPE, read_upload
 from orthros_service.gateway.waits import within_timeout
 from orthros_service.types import DocumentText
@@ -88,7 +88,7 @@ async def create_document(
     Documents with the same text share one state, so a text that is known may be ready at once.
     """
     upload = await read_upload(request, context.settings, title=title, prefill_mode=prefill_mode)
-    (text,) = inline_sources(context, upload.text, upload.prefill_mode).documents
+    text = inline_document(context, upload.text, upload.prefill_mode)
     text = replace(text, document_id=f"doc_{secrets.token_hex(12)}")
     await _store(context, locks, text, title=upload.title, metadata=upload.metadata)
     # Read again: the ingestion of a known content may be done already.

@@ -14,8 +14,8 @@ from orthros_service.errors import (
 )
 from orthros_service.gateway.context import GatewayContext
 from orthros_service.gateway.request_state import RequestState
-from orthros_service.gateway.sources import Sources
 from orthros_service.types import (
+    DocumentText,
     GenerationEvent,
     GenerationFinished,
     GenerationRequest,
@@ -38,7 +38,7 @@ class GenerationJob:
 
     Args:
         generation_id: Unique, also where two requests carry the same request id.
-        sources: The documents that form the context.
+        documents: The context, in order; empty for plain chat.
         messages: System message, history and the last user turn.
         sampling: How tokens are chosen.
         wants_citations: Whether to run the evidence pass.
@@ -46,7 +46,7 @@ class GenerationJob:
     """
 
     generation_id: str
-    sources: Sources
+    documents: tuple[DocumentText, ...]
     messages: tuple[Message, ...]
     sampling: SamplingParameters
     wants_citations: bool
@@ -160,7 +160,7 @@ class Generation:
         job = self.job
         request = GenerationRequest(
             request_id=job.generation_id,
-            documents=job.sources.documents,
+            documents=job.documents,
             messages=job.messages,
             sampling=job.sampling,
             wants_citations=job.wants_citations,
@@ -230,7 +230,7 @@ class Generation:
             self._state.phase = "decode"
 
     def _cache_result(self, prefill_s: float) -> str:
-        if not self.job.sources.documents:
+        if not self.job.documents:
             return "none"
         return "miss" if prefill_s > _LOOK_UP_MAX_S else "hit"
 

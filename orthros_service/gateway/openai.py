@@ -28,7 +28,7 @@ from orthros_service.gateway.openapi import Responses, openai_errors
 from orthros_service.gateway.problems import invalid_field, openai_json
 from orthros_service.gateway.request_state import RequestState
 from orthros_service.gateway.results import warnings_of
-from orthros_service.gateway.sources import Sources, catalog_sources
+from orthros_service.gateway.sources import catalog_documents
 from orthros_service.gateway.sse import EventStream, encode_event
 from orthros_service.types import (
     GenerationFinished,
@@ -120,10 +120,10 @@ async def create_chat_completion(
 
 async def _job(context: GatewayContext, body: ChatCompletionRequest) -> GenerationJob:
     document_ids = _document_ids(body)
-    sources = await catalog_sources(context, document_ids) if document_ids else Sources()
+    documents = await catalog_documents(context, document_ids) if document_ids else ()
     return GenerationJob(
         generation_id=f"chatcmpl-{secrets.token_hex(12)}",
-        sources=sources,
+        documents=documents,
         messages=_messages(body),
         sampling=SamplingParameters(
             max_tokens=body.token_limit,

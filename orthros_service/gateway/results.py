@@ -37,7 +37,7 @@ def build_answer(
         text=finished.text,
         finish_reason=finished.finish_reason,
         citations=(
-            checked_citations(finished, job.sources.documents, metrics=metrics)
+            checked_citations(finished, job.documents, metrics=metrics)
             if job.wants_citations
             else []
         ),

@@ -4,7 +4,6 @@ import asyncio
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from orthros_service.documents import DocumentRow, content_key, normalize_text
 from orthros_service.errors import DocumentNotReadyError, NotFoundError
@@ -22,18 +21,9 @@ class DocumentFailedError(DocumentNotReadyError):
     is_retryable = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """The documents of one request.
-
-    Args:
-        documents: In order; empty for plain chat.
-    """
-
-    documents: tuple[DocumentText, ...] = ()
-
-
-async def catalog_sources(context: GatewayContext, document_ids: Sequence[str]) -> Sources:
+async def catalog_documents(
+    context: GatewayContext, document_ids: Sequence[str]
+) -> tuple[DocumentText, ...]:
     """Look documents up; every one must be ready.
 
     Raises:
@@ -56,11 +46,11 @@ def find_document(context: GatewayContext, document_id: str) -> DocumentRow:
     return context.catalog.get(document_id)
 
 
-def _load(context: GatewayContext, document_ids: tuple[str, ...]) -> Sources:
+def _load(context: GatewayContext, document_ids: tuple[str, ...]) -> tuple[DocumentText, ...]:
     rows = [find_document(context, document_id) for document_id in document_ids]
     for row in rows:
         _require_ready(row)
-    documents = tuple(
+    return tuple(
         DocumentText(
             content_key=row.content_key,
             text=context.texts.get(row.content_key),
@@ -69,7 +59,6 @@ def _load(context: GatewayContext, document_ids: tuple[str, ...]) -> Sources:
         )
         for row in rows
     )
-    return Sources(documents=documents)
 
 
 def _require_ready(row: DocumentRow) -> None:
@@ -102,7 +91,7 @@ def _expected_s(row: DocumentRow) -> int:
     return min(max(math.ceil(expected_s), 1), _MAX_RETRY_S)
 
 
-def inline_sources(context: GatewayContext, text: str, mode: PrefillModeChoice) -> Sources:
+def inline_document(context: GatewayContext, text: str, mode: PrefillModeChoice) -> DocumentText:
     """Make a document of a text that came with the request.
 
     Raises:
@@ -110,5 +99,4 @@ def inline_sources(context: GatewayContext, text: str, mode: PrefillModeChoice) 
         EmptyDocumentError: The text shows nothing.
     """
     normalized = normalize_text(text, max_bytes=context.settings.documents.max_bytes)
-    document = DocumentText(content_key=content_key(normalized, mode), text=normalized, mode=mode)
-    return Sources(documents=(document,))
+    return DocumentText(content_key=content_key(normalized, mode), text=normalized, mode=mode)
