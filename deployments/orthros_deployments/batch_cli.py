@@ -15,6 +15,7 @@ from orthros_deployments.batch_display import job_progress, plan_lines, report_t
 from orthros_deployments.batch_service import running_service
 from orthros_service.errors import OrthrosError
 from orthros_service.jobs import JobPlan, JobReport, JobSpec, build_spec, make_plan
+from orthros_service.jobs.output import prepare_output
 from orthros_service.settings import Settings, load_settings
 from orthros_service.types import PrefillModeChoice
 
@@ -139,6 +140,7 @@ def run(
             max_document_bytes=settings.documents.max_bytes,
         )
         plan = make_plan(spec)
+        prepare_output(spec.output_path)
     except OrthrosError as error:
         raise typer.Exit(face.fail(error, EXIT_REFUSED)) from error
     for line in plan_lines(plan):

@@ -82,7 +82,8 @@ def _state(done: Advance, num_rows: int, *, seconds: float) -> str:
     rate = done.num_tokens / seconds if seconds > 0 else 0.0
     # A repeated task may tell of its rows twice; the report counts them once.
     rows = min(done.num_rows, num_rows)
-    return f"{rows:,} of {num_rows:,} rows, {rate:,.0f} tokens/s, {done.num_failed:,} errors"
+    errors = "1 error" if done.num_failed == 1 else f"{done.num_failed:,} errors"
+    return f"{rows:,} of {num_rows:,} rows, {rate:,.0f} tokens/s, {errors}"
 
 
 def report_table(report: JobReport) -> Table:

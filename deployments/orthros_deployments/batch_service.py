@@ -95,6 +95,8 @@ def _join(settings: Settings) -> str | None:
     else:
         environment.require_cluster(address)
         joined = address
+    # Serve's notes on its own connections would stand between the lines of the job.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         ray.init(address=joined, log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:

@@ -160,9 +160,9 @@ def prepare_variables(settings: Settings) -> None:
     if settings.deployment.ray_address is None:
         # Replicas that reserve no GPU may still use one that is there.
         variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    elif (Path.home() / ".ray/auth_token").is_file():
+    if (Path.home() / ".ray/auth_token").is_file():
         # Ray protects a cluster that it starts with this token, but does not think of it when it
-        # joins one by address.
+        # joins one by address, be it one of the settings or one that was found here.
         variables["RAY_AUTH_MODE"] = "token"
     _set_variables(variables)
 

@@ -15,17 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from orthros_service.errors import InvalidValueError
 from orthros_service.jobs.failures import IncompleteOutputError
-from orthros_service.jobs.output_schema import IDENTITY_COLUMNS, build_output_schema
+from orthros_service.jobs.output_schema import (
+    IDENTITY_COLUMNS,
+    JOB_FOLDER,
+    SUCCESS_FILE,
+    build_output_schema,
+)
 from orthros_service.jobs.plan import JobPlan
 from orthros_service.jobs.reading import Chunk
 from orthros_service.jobs.row_types import RowResult, result_table
 from orthros_service.jobs.utf8 import repair_strings
 from orthros_service.types import ModelInfo
 
-JOB_FOLDER = "_job"
 REPORT_FILE = "report.json"
-SUCCESS_FILE = "_SUCCESS"
 _TEMPORARY_FOLDER = "tmp"
 
 
@@ -57,8 +61,22 @@ class Receipt:
 
 
 def prepare_output(output: Path) -> None:
-    """Create the output folder and what a job needs inside it."""
-    (output / JOB_FOLDER / _TEMPORARY_FOLDER).mkdir(parents=True, exist_ok=True)
+    """Create the output folder and what a job needs inside it, and try to write there.
+
+    Raises:
+        InvalidValueError: It cannot be created or written.
+    """
+    folder = output / JOB_FOLDER / _TEMPORARY_FOLDER
+    probe = folder / "probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"1")
+        probe.unlink()
+    except OSError as error:
+        raise InvalidValueError(
+            f"The output folder {str(output)!r} cannot be written: {error.strerror or error}; "
+            "give another one."
+        ) from error
 
 
 def write_chunk(

@@ -1,8 +1,11 @@
-"""The columns that a job adds to its input's: one place for their names, order and types."""
+"""What an output folder looks like: the columns that a job adds to its input's, and its files."""
 
 from typing import Any
 
 import pyarrow as pa
+
+JOB_FOLDER = "_job"
+SUCCESS_FILE = "_SUCCESS"
 
 CITATION = pa.struct(
     [

@@ -12,7 +12,7 @@ from orthros_service.errors import InvalidValueError
 from orthros_service.jobs.columns import ColumnPath, find_column, find_text_column
 from orthros_service.jobs.footers import InputFile, read_footers
 from orthros_service.jobs.listing import BadFile, Listing, list_input
-from orthros_service.jobs.output_schema import ADDED_COLUMNS
+from orthros_service.jobs.output_schema import ADDED_COLUMNS, JOB_FOLDER, SUCCESS_FILE
 from orthros_service.jobs.schemas import unify
 from orthros_service.jobs.spec import JobSpec
 
@@ -127,13 +127,32 @@ def _check_output(spec: JobSpec) -> None:
         )
     if output.exists() and not output.is_dir():
         raise InvalidValueError(f"The output {spec.output!r} is a file; give a folder.")
-    if output.is_dir() and any(output.iterdir()):
-        raise InvalidValueError(
-            f"The output folder {spec.output!r} is not empty; give a new or an empty one."
-        )
+    if output.is_dir():
+        _check_folder(spec.output, output)
     parent = next(each for each in (output, *output.parents) if each.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InvalidValueError(f"The output {spec.output!r} cannot be created under {parent}.")
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    found = {each.name for each in folder.iterdir()}
+    if SUCCESS_FILE in found:
+        raise InvalidValueError(
+            f"The output folder {name!r} is not empty: it holds a finished job; give a new or an "
+            "empty one."
+        )
+    # A job that got no further than making its folder leaves nothing to lose.
+    if JOB_FOLDER in found and found != {JOB_FOLDER}:
+        num_parts = sum(each.endswith(".parquet") for each in found)
+        raise InvalidValueError(
+            f"The output folder {name!r} is not empty: it holds {num_parts} file(s) of a job that "
+            f"was interrupted (there is no {SUCCESS_FILE}), which cannot be taken up. Delete the "
+            "folder and run the job again, or give another one."
+        )
+    if found - {JOB_FOLDER}:
+        raise InvalidValueError(
+            f"The output folder {name!r} is not empty; give a new or an empty one."
+        )
 
 
 def _check_files(

@@ -78,7 +78,13 @@ def build_spec(**values: object) -> JobSpec:
         return JobSpec.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(
-            ": ".join([*(str(part) for part in problem["loc"]), problem["msg"]])
+            ": ".join(
+                [
+                    *(str(part) for part in problem["loc"]),
+                    # Pydantic's mark for a message of our own.
+                    problem["msg"].removeprefix("Value error, "),
+                ]
+            )
             for problem in error.errors(include_url=False, include_input=False)
         )
         raise InvalidValueError(f"The batch job is not valid: {problems}.") from error

@@ -68,6 +68,24 @@ def test_what_is_known_before_the_start_is_refused_in_a_sentence(service, run_or
     assert "Traceback" not in taken.stderr + missing.stderr
 
 
+def test_a_batch_job_finds_the_running_service_and_shows_only_its_own_lines(
+    service, run_orthros, tmp_path
+):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["The lamps burned low.", "  "]}), tmp_path / "in.parquet")
+    job = run_orthros(
+        *("batch", "run", "--input", str(tmp_path / "in.parquet")),
+        *("--output", str(tmp_path / "out"), "--question", "What burned?", "--max-tokens", "4"),
+    )
+    assert job.returncode == 3, job.stderr
+    # Ray's core writes a line of its own about the restart of actors, past every logger.
+    lines = [line for line in job.stderr.splitlines() if "core_worker.cc" not in line]
+    assert lines[1].startswith(f"using the service that runs on Ray at {service.ray_address}")
+    assert all("rows" in line or "using" in line for line in lines), job.stderr
+
+
 def _refused(service, document):
     answer = service.ask(document)
     return answer if answer.status_code == 503 else None

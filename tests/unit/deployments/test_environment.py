@@ -76,3 +76,14 @@ def test_a_damaged_model_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json"):
         environment.check_startable(_settings(tmp_path))
+
+
+def test_a_cluster_that_was_found_is_joined_with_rays_own_token(tmp_path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    monkeypatch.setattr(environment.os, "environ", written := {})
+    environment.prepare_variables(Settings())
+    assert "RAY_AUTH_MODE" not in written
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text("secret")
+    environment.prepare_variables(Settings())
+    assert written["RAY_AUTH_MODE"] == "token"

@@ -150,7 +150,7 @@ def test_progress_counts_rows_tokens_and_errors_and_always_ends_complete(capsys)
 
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("3 of 3 rows, ")
-    assert line.endswith("tokens/s, 1 errors")
+    assert line.endswith("tokens/s, 1 error")
 
 
 def test_the_help_loads_no_ray():

@@ -189,6 +189,20 @@ def test_an_output_that_holds_anything_is_refused(write, tmp_path):
     assert "URI" in _refusal(folder, output="s3://bucket/out")
 
 
+def test_the_output_of_an_interrupted_job_is_told_from_a_finished_one(write, tmp_path):
+    folder = write(text=["x"])
+    output = tmp_path / "out"
+    (output / "_job" / "tmp").mkdir(parents=True)
+    # Nothing was answered yet: nothing is lost.
+    assert _plan(folder, output=str(output)).num_rows == 1
+    (output / "part-0.parquet").touch()
+    refusal = _refusal(folder, output=str(output))
+    assert "1 file(s) of a job that was interrupted" in refusal
+    assert "Delete the folder" in refusal
+    (output / "_SUCCESS").touch()
+    assert "a finished job" in _refusal(folder, output=str(output))
+
+
 def test_a_limit_takes_the_first_rows_and_changes_no_identity(write, run_job):
     write("a.parquet", text=[f"a{i}" for i in range(10)], row_group_size=4)
     folder = write("b.parquet", text=[f"b{i}" for i in range(10)], row_group_size=4)
