@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orthros_deployments import environment
 from orthros_deployments.local_services import announce, withdraw
+from orthros_deployments.stopping import delete_app, drain, withdraw_app
 from orthros_service import errors
 from orthros_service.errors import InvalidValueError, OrthrosError, UnavailableError
 from orthros_service.settings import Settings
@@ -30,8 +31,6 @@ _HEALTH_TIMEOUT_S = 10.0
 # Requests wait in our own queues, where they are counted and can be cancelled.
 _MANY_REQUESTS = 1000
 _KEEP_ALIVE_S = 90
-_STOP_MARGIN_S = 10.0
-_LOOK_EVERY_S = 0.2
 _OUR_ERROR = re.compile(r"orthros_service\.errors\.(\w+): (.+)")
 
 
@@ -134,7 +133,9 @@ def start_service(
     try:
         running = _run(settings, owns_ray=owns_ray)
     except BaseException:
-        _stop(owns_ray=owns_ray, timeout_s=settings.deployment.shutdown_timeout_s)
+        if not owns_ray:
+            withdraw_app(APP_NAME)
+        _disconnect(owns_ray=owns_ray)
         raise
     if is_announced:
         running = replace(running, note=announce(running.ray_address))
@@ -145,10 +146,19 @@ def start_service(
 
 
 def stop_service(running: RunningService) -> None:
-    """Let running requests finish, stop what `start_service` started and free the port."""
+    """Let running requests finish, stop what `start_service` started and free the port.
+
+    Ctrl-C while it waits ends the wait and cuts off what still runs.
+    """
     withdraw(running.note)
-    _drain(running.shutdown_timeout_s)
-    _stop(owns_ray=running.owns_ray, timeout_s=running.shutdown_timeout_s)
+    timeout_s = running.shutdown_timeout_s
+    try:
+        drain(APP_NAME, timeout_s=timeout_s)
+        delete_app(APP_NAME, timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        logger.warning("interrupted while stopping: what still runs is cut off")
+    finally:
+        _disconnect(owns_ray=running.owns_ray)
 
 
 def _run(settings: Settings, *, owns_ray: bool) -> RunningService:
@@ -235,42 +245,11 @@ def _wait_ready() -> ModelInfo:
     return asyncio.run(ask())
 
 
-def _drain(timeout_s: float) -> None:
-    """Have the gateways refuse new work and wait until running answers have ended."""
-    from ray import serve
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        gateways = serve.get_deployment_handle("Gateway", APP_NAME)
-        response = gateways.broadcast("drain", timeout_s)
-        drained = response.results(timeout_s=timeout_s + _STOP_MARGIN_S)
-    except (RayError, RayServeException, TimeoutError, RuntimeError) as error:
-        # Stopping goes on whatever state the service is in.
-        logger.warning("the gateways could not be drained: %s: %s", type(error).__name__, error)
-        return
-    if not all(drained):
-        logger.warning("requests still ran after %g s and are cut off", timeout_s)
-
-
-def _stop(*, owns_ray: bool, timeout_s: float) -> None:
+def _disconnect(*, owns_ray: bool) -> None:
     import ray
-    from ray import serve
 
-    if not ray.is_initialized():
-        return
-    try:
-        serve.delete(APP_NAME, _blocking=False)
-        # The replicas finish what they are doing; Serve's own wait gives up at a minute.
-        deadline = time.monotonic() + timeout_s + _STOP_MARGIN_S
-        while APP_NAME in serve.status().applications:
-            if time.monotonic() > deadline:
-                logger.warning("replicas did not stop within %g s and are killed", timeout_s)
-                break
-            time.sleep(_LOOK_EVERY_S)
-    finally:
-        if owns_ray:
-            ray.shutdown()
+    if owns_ray:
+        ray.shutdown()
 
 
 def from_config(args: dict[str, Any]) -> "Application":

@@ -1,5 +1,8 @@
 """The `orthros` command. Heavy libraries are imported inside the commands that need them."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from orthros_client.cli import register as register_client
@@ -20,6 +23,24 @@ app.command("serve")(serve)
 app.add_typer(models, name="models")
 register_client(app)
 register_batch(app)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"orthros {version('orthros-service')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    is_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

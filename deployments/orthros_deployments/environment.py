@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.engine import make_url
+
 from orthros_deployments.local_services import can_reach
 from orthros_service.errors import InvalidValueError, ModelError, UnavailableError
 from orthros_service.model.registry import describe_model
@@ -29,6 +31,7 @@ WORKER_VARIABLES = {
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SQLITE_FILE = "sqlite:///"
+_GPU_FILES = Path("/dev/nvidia[0-9]*")
 
 
 def with_absolute_paths(settings: Settings) -> Settings:
@@ -61,9 +64,28 @@ def check_startable(settings: Settings) -> None:
             f"There is no model in {directory}. Make the default one with `orthros models "
             "prepare`, or name another with --model or ORTHROS_MODEL__DIRECTORY."
         )
+    _check_device(settings)
     describe_model(directory)
     Tokenizer.from_directory(directory)
     check_address(settings.gateway.host, settings.gateway.port)
+
+
+def _check_device(settings: Settings) -> None:
+    # Torch, which knows better, is loaded in the replicas only; other nodes are not looked at.
+    wants_gpu = settings.model.device.startswith("cuda")
+    is_here = settings.deployment.ray_address is None
+    if wants_gpu and is_here and not any(_GPU_FILES.parent.glob(_GPU_FILES.name)):
+        raise InvalidValueError(
+            f"ORTHROS_MODEL__DEVICE is {settings.model.device!r}, but this machine has no NVIDIA "
+            "GPU; use 'auto' or 'cpu'."
+        )
+
+
+def data_places(settings: Settings) -> list[str]:
+    """Where the catalogue, the texts and the states are kept."""
+    placed = with_absolute_paths(settings)
+    database = make_url(placed.documents.database_url).render_as_string(hide_password=True)
+    return [database, placed.documents.text_uri, placed.state.uri]
 
 
 def check_address(host: str, port: int) -> None:

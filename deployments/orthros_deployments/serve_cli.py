@@ -46,7 +46,10 @@ def _serve(settings: Settings) -> None:
     from orthros_service.telemetry import configure_logging
 
     configure_logging(settings.log)
-    sys.stderr.write(f"Starting {settings.model.directory}; this takes half a minute.\n")
+    sys.stderr.write(
+        f"Starting {settings.model.directory.absolute()}; this takes half a minute.\n"
+        f"Documents and states: {', '.join(environment.data_places(settings))}\n"
+    )
     running = start_service(settings)
     model = running.model
     sys.stdout.write(
@@ -58,5 +61,8 @@ def _serve(settings: Settings) -> None:
     )
     sys.stdout.flush()
     environment.wait_for_signal()
-    sys.stderr.write("Stopping; running requests may finish.\n")
+    sys.stderr.write(
+        "Stopping; running requests may finish, for up to "
+        f"{settings.deployment.shutdown_timeout_s:g} s. Ctrl-C again ends them.\n"
+    )
     stop_service(running)

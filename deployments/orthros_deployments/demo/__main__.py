@@ -169,7 +169,11 @@ def run(folder: Path) -> None:
     story = STORY.read_text(encoding="utf-8")
     with service() as url:
         os.environ["ORTHROS_CLIENT_URL"] = url  # noqa: TID251 - for the commands below
-        console.rule("A whole story: ingested once, linear prefill")
+        console.rule("The beginning of a story: within the trained context")
+        excerpt = folder / "excerpt.txt"
+        excerpt.write_text(story[: story.rindex("\n", 0, EXCERPT_CHARS)], encoding="utf-8")
+        orthros("ask", QUESTIONS[0], "--file", str(excerpt), "--max-tokens", "64")
+        console.rule("The whole story: ingested once, linear prefill")
         document = orthros("ingest", str(STORY), is_captured=True).strip()
         console.print(
             "The default model is not converted yet, so beyond 8,192 tokens its answers are weak; "
@@ -178,10 +182,6 @@ def run(folder: Path) -> None:
         for question in QUESTIONS:
             orthros("ask", question, "--document", document, "--max-tokens", "64")
         orthros("summarize", "--document", document, "--max-tokens", "96")
-        console.rule("Its beginning: within the trained context, full attention")
-        excerpt = folder / "excerpt.txt"
-        excerpt.write_text(story[: story.rindex("\n", 0, EXCERPT_CHARS)], encoding="utf-8")
-        orthros("ask", QUESTIONS[0], "--file", str(excerpt), "--max-tokens", "64")
         console.rule("A batch job over Parquet, on the same service")
         batch_job(folder, story)
         console.rule("Metrics")

@@ -87,3 +87,19 @@ def test_a_cluster_that_was_found_is_joined_with_rays_own_token(tmp_path, monkey
     (tmp_path / ".ray/auth_token").write_text("secret")
     environment.prepare_variables(Settings())
     assert written["RAY_AUTH_MODE"] == "token"
+
+
+def test_a_gpu_that_is_not_there_is_told_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_GPU_FILES", tmp_path / "nvidia[0-9]*")
+    (tmp_path / "config.json").write_text("{}")
+    model = ModelSettings(directory=tmp_path, device="cuda")
+    with pytest.raises(InvalidValueError, match="no NVIDIA GPU"):
+        environment.check_startable(Settings(model=model))
+
+
+def test_the_places_of_data_are_absolute_and_show_no_password(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = "postgresql+psycopg://user:secret@host/orthros"
+    places = environment.data_places(Settings(documents=DocumentSettings(database_url=url)))
+    assert places[0] == "postgresql+psycopg://user:***@host/orthros"
+    assert places[1:] == [f"{tmp_path}/data/texts", f"{tmp_path}/data/states"]
