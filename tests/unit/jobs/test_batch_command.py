@@ -156,3 +156,29 @@ def test_progress_counts_rows_tokens_and_errors_and_always_ends_complete(capsys)
 def test_the_help_loads_no_ray():
     code = "import orthros_deployments.batch_cli, sys; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_the_service_is_asked(
+    command, write, on_cluster, monkeypatch, tmp_path
+):
+    def never(*_, **__):
+        raise AssertionError("the service was asked")
+
+    on_cluster(never)
+    monkeypatch.setattr(batch_cli, "running_service", never)
+    # Where a folder is wanted there is a file: refused for every user, even the superuser.
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "_job").touch()
+
+    result = command(write(text=["one"]), "--question", "Who?")
+
+    assert result.exit_code == 2, result.output
+    assert "cannot be written" in result.stderr
+    assert str(tmp_path / "out") in result.stderr
+
+
+def test_a_usage_error_is_told_in_our_words_only(command, write):
+    result = command(write(text=["one"]))
+
+    assert result.exit_code == 2, result.output
+    assert "is not valid: give exactly one of" in result.stderr
