@@ -229,6 +229,8 @@ class _AnswerAndWrite:
         concurrency: int,
         board: Any,
     ) -> None:
+        # Workers of a service of this process write to its terminal, between our progress.
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         self._worker = ChunkWorker(
             open_backend,
             task=task,

@@ -1,5 +1,6 @@
 """Which service a batch job uses: the one that runs, one of its own, or none."""
 
+import logging
 import sys
 from types import SimpleNamespace
 
@@ -7,6 +8,8 @@ import pytest
 
 from orthros_deployments import batch_service
 from orthros_service.errors import UnavailableError
+from orthros_service.jobs import build_spec, make_plan
+from orthros_service.jobs.row_types import RowTask
 from orthros_service.settings import DeploymentSettings, Settings
 
 
@@ -137,3 +140,26 @@ def test_a_named_cluster_where_nothing_listens_fails_before_ray_tries(ray_with, 
     with pytest.raises(UnavailableError, match="there:1"):
         _use(_named(), can_start=True)
     assert not ray.is_connected
+
+
+def test_a_jobs_worker_keeps_serves_notes_off_the_terminal(backend, model, write, tmp_path):
+    from orthros_deployments.batch import _AnswerAndWrite
+
+    source, output = str(write(text=["one"])), str(tmp_path / "out")
+    spec = build_spec(input=source, output=output, summarize=True)
+    logger = logging.getLogger("ray.serve")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        stage = _AnswerAndWrite(
+            open_backend=lambda: backend,
+            task=RowTask.of(spec, make_plan(spec)),
+            model=model,
+            output=output,
+            concurrency=1,
+            board=SimpleNamespace(add=SimpleNamespace(remote=print)),
+        )
+        stage._worker.close()
+        assert not logger.isEnabledFor(logging.INFO)
+    finally:
+        logger.setLevel(before)
