@@ -82,8 +82,12 @@ def _state(done: Advance, num_rows: int, *, seconds: float) -> str:
     rate = done.num_tokens / seconds if seconds > 0 else 0.0
     # A repeated task may tell of its rows twice; the report counts them once.
     rows = min(done.num_rows, num_rows)
-    errors = "1 error" if done.num_failed == 1 else f"{done.num_failed:,} errors"
+    errors = _count(done.num_failed, "error")
     return f"{rows:,} of {num_rows:,} rows, {rate:,.0f} tokens/s, {errors}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def report_table(report: JobReport) -> Table:
@@ -102,7 +106,7 @@ def report_table(report: JobReport) -> Table:
         ),
         ("time", f"{report.seconds:,.1f} s, {report.tokens_per_s:,.0f} tokens/s"),
         ("model", f"{report.model} (converted: {str(report.converted).lower()})"),
-        ("output", f"{report.spec.output} ({report.files_out:,} files)"),
+        ("output", f"{report.spec.output} ({_count(report.files_out, 'file')})"),
     ]
     for name, value in cells:
         table.add_row(name, value)
