@@ -5,13 +5,15 @@ Any command that fails fails the demo. Nothing is left behind: data lies in a te
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +30,7 @@ QUESTIONS = (
     "Who visits Holmes in a mask, and what does he want back?",
 )
 COMMAND = str(Path(sys.executable).parent / "orthros")
+WIDTH = 80
 EXCERPT_CHARS = 6_000
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
@@ -48,10 +51,33 @@ class StepFailedError(Exception):
     """A command of the demo failed."""
 
 
+def command_lines(words: Sequence[str]) -> list[str]:
+    """A command as a shell takes it, no line longer than it must be."""
+    lines = ["$"]
+    for word in map(shlex.quote, words):
+        # Two columns more for what continues a line.
+        if len(lines[-1]) + 1 + len(word) + 2 > WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"   {word}")
+        else:
+            lines[-1] += f" {word}"
+    return lines
+
+
+def show_command(*words: str, ending: str = "") -> None:
+    """Print a command before it is run."""
+    lines = "\n".join(command_lines(words)) + ending
+    console.print(Text(f"\n{lines}", style="bold"), soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """Print a sentence of the demo itself, in lines that a narrow terminal shows whole."""
+    console.print(Text(textwrap.fill(text, WIDTH)), soft_wrap=True)
+
+
 def orthros(*arguments: str, is_captured: bool = False) -> str:
     """Show and run one `orthros` command; its output goes to the terminal as it comes."""
-    shown = " ".join(f'"{a}"' if " " in a else a for a in arguments)
-    console.print(Text(f"\n$ orthros {shown}", style="bold"))
+    show_command("orthros", *arguments)
     done = subprocess.run(
         [COMMAND, *arguments],
         check=False,
@@ -59,7 +85,7 @@ def orthros(*arguments: str, is_captured: bool = False) -> str:
         stdout=subprocess.PIPE if is_captured else None,
     )
     if done.returncode not in (0, 3) or (done.returncode == 3 and arguments[0] != "batch"):
-        raise StepFailedError(f"`orthros {shown}` ended with exit code {done.returncode}")
+        raise StepFailedError(f"`orthros {arguments[0]}` ended with exit code {done.returncode}")
     return done.stdout or ""
 
 
@@ -78,7 +104,7 @@ def service() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    console.print(Text(f"\n$ orthros serve --port {port} &", style="bold"))
+    show_command("orthros", "serve", "--port", str(port), ending=" &")
     process = subprocess.Popen([COMMAND, "serve", "--port", str(port)])
     try:
         started = time.monotonic()
@@ -121,9 +147,7 @@ def batch_job(folder: Path, story: str) -> None:
     )
     source, output = folder / "passages.parquet", folder / "answers"
     pq.write_table(table, source)
-    console.print(
-        f"\nA Parquet file with {table.num_rows} rows, the last of them blank on purpose:"
-    )
+    tell(f"A Parquet file with {table.num_rows} rows, the last of them blank on purpose:")
     orthros(
         *("batch", "run", "--input", str(source), "--output", str(output)),
         *("--question", "Who or what is this passage about?", "--max-tokens", "32"),
@@ -159,7 +183,7 @@ def show_metrics(url: str) -> None:
     if not any(line.startswith("orthros_generated_tokens_total") for line in lines):
         raise StepFailedError("/metrics does not show the generated tokens")
     for line in lines:
-        console.print(Text(line))
+        console.print(Text(line), soft_wrap=True)
 
 
 def run(folder: Path) -> None:
@@ -175,10 +199,8 @@ def run(folder: Path) -> None:
         orthros("ask", QUESTIONS[0], "--file", str(excerpt), "--max-tokens", "64")
         console.rule("The whole story: ingested once, linear prefill")
         document = orthros("ingest", str(STORY), is_captured=True).strip()
-        console.print(
-            "The default model is not converted yet, so beyond 8,192 tokens its answers are weak; "
-            "what this part shows is the path and its speed."
-        )
+        # Why they are weak is said below each of them, by the command itself.
+        tell("What this part shows is the path and its speed; the answers are weak.")
         for question in QUESTIONS:
             orthros("ask", question, "--document", document, "--max-tokens", "64")
         orthros("summarize", "--document", document, "--max-tokens", "96")
