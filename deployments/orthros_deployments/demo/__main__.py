@@ -58,7 +58,7 @@ def command_lines(words: Sequence[str]) -> list[str]:
         # Two columns more for what continues a line.
         if len(lines[-1]) + 1 + len(word) + 2 > WIDTH:
             lines[-1] += " \\"
-            lines.append(f"   {word}")
+            lines.append(f"  {word}")
         else:
             lines[-1] += f" {word}"
     return lines
