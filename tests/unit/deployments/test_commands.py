@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -62,3 +63,9 @@ def test_a_missing_model_folder_is_one_sentence(orthros, tmp_path, command):
     assert missing.exit_code == 1
     assert missing.stderr.startswith("Error: ")
     assert "Traceback" not in missing.stderr
+
+
+def test_the_version_is_told(orthros):
+    result = orthros("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"orthros {version('orthros-service')}\n"
