@@ -7,7 +7,6 @@ import torch
 
 from orthros_kernels import KernelError, phase_attention
 from orthros_kernels.phase_attention.reference import (
-    StateBranch,
     phase_attention_reference,
     prefill_mask,
 )
@@ -103,42 +102,6 @@ def test_sinks_and_window_and_the_rest_partition_the_past() -> None:
         attended = set(torch.nonzero(seen[query]).flatten().tolist())
         assert attended | in_state == set(range(query + 1))
         assert not attended & in_state
-
-
-def test_a_closed_gate_switches_the_state_branch_off_and_an_open_one_does_not() -> None:
-    q, q_sink, k, v = _inputs(120)
-    arguments = {"window": 16, "tile": 16, "num_sinks": 4, "scale": SCALE}
-    plain = phase_attention_reference(q, q_sink, k, v, **arguments)
-    for gate, should_equal in ((0.0, True), (0.5, False)):
-        state = StateBranch(
-            q_HND=q,
-            k_GND=k,
-            gate_HN=torch.full((HEADS, 120), gate),
-            decay_G=torch.tensor([0.99, 0.9]),
-        )
-        gated = phase_attention_reference(q, q_sink, k, v, **arguments, state=state)
-        assert torch.equal(gated, plain) == should_equal
-        # Nothing lies left of the window in the first two tiles, so the branch has nothing to read
-        # there.
-        assert torch.equal(gated[:, :32], plain[:, :32])
-
-
-def test_the_state_read_of_one_query_is_the_decayed_sum_over_tokens_left_of_its_window() -> None:
-    q, q_sink, k, v = _inputs(70)
-    decay = torch.tensor([0.97, 0.8])
-    state = StateBranch(q_HND=q, k_GND=k, gate_HN=torch.ones(HEADS, 70), decay_G=decay)
-    arguments = {"window": 16, "tile": 16, "num_sinks": 4, "scale": SCALE}
-    read = phase_attention_reference(q, q_sink, k, v, **arguments, state=state)
-    read = read - phase_attention_reference(q, q_sink, k, v, **arguments)
-    query, covered = 66, 48
-    for head in range(HEADS):
-        kv_head = head // (HEADS // KV_HEADS)
-        total = torch.zeros(HEAD_DIM)
-        for j in range(4, covered):
-            key = torch.nn.functional.normalize(k[kv_head, j], dim=0)
-            total += decay[kv_head] ** (covered - 1 - j) * (q[head, query] @ key) * v[kv_head, j]
-        expected = total * torch.rsqrt(total.square().mean() + 1e-6)
-        torch.testing.assert_close(read[head, query], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

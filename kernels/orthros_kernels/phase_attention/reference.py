@@ -4,32 +4,12 @@ Shape suffixes: H query heads, G KV heads, N tokens, D head size. Formulas: docs
 "The attention".
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from orthros_kernels.phase_attention.packed import PackedCarry, PackedSteps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBranch:
-    """Inputs of the decayed linear-attention branch, which covers what lies left of the window.
-
-    Args:
-        q_HND: Queries without RoPE.
-        k_GND: Keys without RoPE.
-        gate_HN: alpha_h * sigmoid(u_h . x_i + beta_h); all zeros switch the branch off.
-        decay_G: gamma per KV head and token, in (0, 1].
-        norm_eps: Epsilon of the RMSNorm of the read.
-    """
-
-    q_HND: Tensor
-    k_GND: Tensor
-    gate_HN: Tensor
-    decay_G: Tensor
-    norm_eps: float = 1e-6
 
 
 def window_start(position: Tensor, *, tile: int, window: int) -> Tensor:
@@ -55,9 +35,8 @@ def phase_attention_reference(
     tile: int,
     num_sinks: int,
     scale: float,
-    state: StateBranch | None = None,
 ) -> Tensor:
-    """Attend every document token to the sinks and its window, plus the gated state read.
+    """Attend every document token to the sinks and its window.
 
     Args:
         q_HND: Queries rotated at their own positions.
@@ -69,7 +48,6 @@ def phase_attention_reference(
         tile: Tokens per tile.
         num_sinks: First tokens that every query sees.
         scale: Softmax scale, usually D ** -0.5.
-        state: The linear branch, or None.
 
     Returns:
         [H, N, D] fp32.
@@ -84,40 +62,7 @@ def phase_attention_reference(
     is_sink = torch.arange(num_tokens, device=device) < num_sinks
     scores = torch.where(is_sink, sink_scores, scores)
     mask = prefill_mask(num_tokens, tile=tile, window=window, num_sinks=num_sinks).to(device)
-    out = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ v_HND
-    if state is None:
-        return out
-    return out + _state_read(state, v_GND, window=window, tile=tile, num_sinks=num_sinks)
-
-
-def _state_read(
-    state: StateBranch, v_GND: Tensor, *, window: int, tile: int, num_sinks: int
-) -> Tensor:
-    """Gate * RMSNorm(q . S) where S holds every non-sink token left of the query's window."""
-    num_heads, num_tokens, head_dim = state.q_HND.shape
-    num_kv_heads = v_GND.shape[0]
-    keys = torch.nn.functional.normalize(state.k_GND.float(), dim=-1)
-    memory = torch.zeros(num_kv_heads, head_dim, head_dim)
-    memories = [memory]
-    offsets = torch.arange(tile - 1, -1, -1)
-    for begin in range(0, num_tokens - tile + 1, tile):
-        weight = state.decay_G.float()[:, None] ** offsets
-        weight = weight * (torch.arange(begin, begin + tile) >= num_sinks)
-        k_tile = keys[:, begin : begin + tile] * weight[..., None]
-        update = k_tile.transpose(1, 2) @ v_GND[:, begin : begin + tile].float()
-        memory = state.decay_G.float()[:, None, None] ** tile * memory + update
-        memories.append(memory)
-    group = num_heads // num_kv_heads
-    out = torch.zeros(num_heads, num_tokens, head_dim)
-    for position in range(num_tokens):
-        num_tiles_left = position // tile - window // tile
-        if num_tiles_left <= 0:
-            continue
-        seen = memories[num_tiles_left].repeat_interleave(group, 0)
-        read = (state.q_HND[:, position, None].float() @ seen)[:, 0]
-        normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + state.norm_eps)
-        out[:, position] = state.gate_HN[:, position, None].float() * normed
-    return out
+    return torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ v_HND
 
 
 def packed_phase_attention_reference(
