@@ -2,8 +2,9 @@
 
     python benchmarks/ablation/prepare_data.py --data ../shared/data --output .stage/ablation
 
-Training needles come in four forms, evaluation has them with other words and two forms more; books
-and passages of the evaluation are held out.
+Training needles come in five forms; evaluation draws from the same forms and words for half of its
+needles, and from two forms that training never shows for the others. Books and passages of the
+evaluation are held out.
 """
 
 import argparse

@@ -58,29 +58,47 @@ def mean(run: Run, measure: str, low: int, high: int) -> float:
     return float(np.mean([v for each in values(run, measure, low, high).values() for v in each]))
 
 
-def difference(
-    runs: list[Run], first: str, second: str, measure: str, low: int, high: int
-) -> tuple[float, float, float]:
-    """Mean of first minus second on the same samples, and its 95 % interval over documents.
-
-    Seeds that only one of the two has are left out.
-    """
+def same_seeds(runs: list[Run], first: str, second: str) -> list[tuple[Run, Run]]:
+    """Pairs of the two variants; seeds that only one of them has are left out."""
     chosen = [
         {run["seed"]: run for run in runs if run["variant"] == name} for name in (first, second)
     ]
-    seeds = sorted(chosen[0].keys() & chosen[1].keys())
-    per_document: list[list[float]] = []
-    for seed in seeds:
-        mine, other = (values(each[seed], measure, low, high) for each in chosen)
-        per_document += [
-            [a - b for a, b in zip(mine[document], other[document], strict=True)]
-            for document in mine
-        ]
-    means = np.array([np.mean(each) for each in per_document])
+    return [(chosen[0][seed], chosen[1][seed]) for seed in sorted(chosen[0].keys() & chosen[1])]
+
+
+def difference(
+    pairs: list[tuple[Run, Run]], measure: str, low: int, high: int
+) -> tuple[float, float, float]:
+    """Mean of first minus second on the same samples, and its 95 % interval over documents.
+
+    A document is drawn with all its samples of all pairs. The interval knows the chance in the
+    choice of documents, not the chance in training: for that see the differences between seeds.
+    """
+    by_document: dict[int, list[float]] = {}
+    for pair in pairs:
+        mine, other = (values(run, measure, low, high) for run in pair)
+        for document, samples in mine.items():
+            apart = [a - b for a, b in zip(samples, other[document], strict=True)]
+            by_document.setdefault(document, []).extend(apart)
+    means = np.array([np.mean(each) for each in by_document.values()])
     rng = np.random.default_rng(0)
     draws: npt.NDArray[np.float64] = rng.choice(means, (_RESAMPLES, len(means))).mean(1)
     low_end, high_end = np.percentile(draws, [2.5, 97.5])
     return float(means.mean()), float(low_end), float(high_end)
+
+
+def comparisons(runs: list[Run]) -> list[tuple[str, list[tuple[Run, Run]]]]:
+    """Titles and pairs of runs: variants of equal seed, then seeds of equal variant."""
+    found = []
+    for first, second, title in PAIRS:
+        pairs = same_seeds(runs, first, second)
+        found.append((f"{title} (seeds: {len(pairs)})", pairs))
+    for name in dict.fromkeys(run["variant"] for run in runs):
+        same = sorted((r for r in runs if r["variant"] == name), key=lambda run: run["seed"])
+        for other in same[1:]:
+            title = f"{name}: seed {same[0]['seed']} against {other['seed']}"
+            found.append((title, [(same[0], other)]))
+    return [(title, pairs) for title, pairs in found if pairs]
 
 
 def main() -> None:
@@ -102,12 +120,12 @@ def main() -> None:
         cells = [f"{mean(run, m, lo, hi):.2f}" for m in MEASURES[:3] for lo, hi, _ in LENGTHS]
         table.add_row(f"{run['variant']}:{run['seed']}", speed, *cells)
     console.print(table)
-    for first, second, title in PAIRS:
+    for title, pairs in comparisons(runs):
         compared = Table("measure", *(name for *_, name in LENGTHS), title=title)
         for measure in MEASURES:
             cells = []
             for low, high, _ in LENGTHS:
-                middle, begin, end = difference(runs, first, second, measure, low, high)
+                middle, begin, end = difference(pairs, measure, low, high)
                 cells.append(f"{middle:+.3f} [{begin:+.3f}, {end:+.3f}]")
             compared.add_row(measure, *cells)
         console.print(compared)

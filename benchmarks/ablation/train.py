@@ -99,7 +99,7 @@ class Rows:
 
 
 def training_targets(rows: Rows, index: int, row: Row, rng: np.random.Generator) -> Any:
-    """Positions whose next token is learned, those tokens, and weights that sum to 1 per kind."""
+    """Positions whose next token is learned, those tokens, and weights that sum to 1."""
     places, weights = [], []
     for segment, first, end in rows.answers(index):
         places.append(np.arange(first - 1, end - 1))
