@@ -5,7 +5,7 @@ from torch import Tensor
 
 from orthros_kernels.decode_attention.plan import DecodePlan
 from orthros_kernels.decode_attention.reference import decode_attention_reference
-from orthros_kernels.errors import Backend, check, resolve_backend
+from orthros_kernels.errors import Backend, KernelError, resolve_backend
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128)
 
@@ -48,23 +48,28 @@ def decode_attention(
     """
     num_rows, _, head_dim = q.shape
     first = plan.keep_alive[0].segments[0]
-    check(q.stride(-1) == 1, "q must have unit stride in its last dimension")
-    check(head_dim in HEAD_DIMS, f"q has head size {head_dim}; allowed are {HEAD_DIMS}")
-    check(first.shape[4] == head_dim, f"keys have head size {first.shape[4]}, q has {head_dim}")
-    check(plan.kv_dtype in (q.dtype, torch.int8), f"keys are {plan.kv_dtype}, q is {q.dtype}")
-    check(0 <= layer < first.shape[0], f"layer {layer} is not in 0..{first.shape[0] - 1}")
-    check(plan.size.rows == num_rows, f"the plan is for {plan.size.rows} rows, q has {num_rows}")
-    check(plan.tables.device == q.device, f"the plan is on {plan.tables.device}, q on {q.device}")
+    if q.stride(-1) != 1:
+        raise KernelError("q must have unit stride in its last dimension")
+    if head_dim not in HEAD_DIMS:
+        raise KernelError(f"q has head size {head_dim}; allowed are {HEAD_DIMS}")
+    if first.shape[4] != head_dim:
+        raise KernelError(f"keys have head size {first.shape[4]}, q has {head_dim}")
+    if plan.kv_dtype not in (q.dtype, torch.int8):
+        raise KernelError(f"keys are {plan.kv_dtype}, q is {q.dtype}")
+    if not 0 <= layer < first.shape[0]:
+        raise KernelError(f"layer {layer} is not in 0..{first.shape[0] - 1}")
+    if plan.size.rows != num_rows:
+        raise KernelError(f"the plan is for {plan.size.rows} rows, q has {num_rows}")
+    if plan.tables.device != q.device:
+        raise KernelError(f"the plan is on {plan.tables.device}, q on {q.device}")
     for name, x in zip(("cos", "sin"), cos_sin, strict=True):
         wanted = (plan.size.entries, head_dim // 2)
-        check(
-            tuple(x.shape) == wanted and x.dtype == torch.float32 and x.is_contiguous(),
-            f"{name} must be contiguous fp32 {wanted}, is {x.dtype} {tuple(x.shape)}",
-        )
-    check(
-        (log_length is None) == (temperature is None),
-        "log_length and temperature go together",
-    )
+        if not (tuple(x.shape) == wanted and x.dtype == torch.float32 and x.is_contiguous()):
+            raise KernelError(
+                f"{name} must be contiguous fp32 {wanted}, is {x.dtype} {tuple(x.shape)}"
+            )
+    if (log_length is None) != (temperature is None):
+        raise KernelError("log_length and temperature go together")
     if resolve_backend(backend, q) == "triton":
         from orthros_kernels.decode_attention.triton_kernel import decode_attention_triton
 

@@ -35,14 +35,10 @@ class DecodeConfig:
 
 
 CONFIGS = (
-    DecodeConfig(64, 4, 3),
-    DecodeConfig(64, 4, 4),
-    DecodeConfig(128, 4, 2),
     DecodeConfig(128, 4, 3),
-    DecodeConfig(128, 4, 4),
-    DecodeConfig(128, 8, 3),
-    DecodeConfig(256, 8, 2),
-    DecodeConfig(64, 2, 4),
+    DecodeConfig(128, 4, 2),
+    DecodeConfig(64, 4, 3),
+    DecodeConfig(64, 8, 3),
 )
 
 

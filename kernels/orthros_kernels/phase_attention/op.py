@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from orthros_kernels.errors import Backend, check, resolve_backend
+from orthros_kernels.errors import Backend, KernelError, resolve_backend
 from orthros_kernels.phase_attention.cpu import phase_attention_cpu
 from orthros_kernels.phase_attention.packed import PackedCarry, PackedSteps
 from orthros_kernels.phase_attention.reference import packed_phase_attention_reference
@@ -57,26 +57,29 @@ def phase_attention(
     """
     num_q_heads, num_tokens, head_dim = q.shape
     num_kv_heads = k.shape[0]
-    check(
-        tile > 0 and window > 0 and window % tile == 0,
-        f"window {window} must be a multiple of tile {tile}",
-    )
-    check(start >= 0 and start % tile == 0, f"start {start} must be a multiple of tile {tile}")
-    check(num_tokens > 0, "q must hold at least one token")
-    check(
-        q_sink.shape == q.shape, f"q_sink has shape {tuple(q_sink.shape)}, q has {tuple(q.shape)}"
-    )
-    check(num_q_heads % num_kv_heads == 0, f"{num_q_heads} query heads on {num_kv_heads} KV heads")
+    if not (tile > 0 and window > 0 and (window % tile == 0)):
+        raise KernelError(f"window {window} must be a multiple of tile {tile}")
+    if not (start >= 0 and start % tile == 0):
+        raise KernelError(f"start {start} must be a multiple of tile {tile}")
+    if num_tokens <= 0:
+        raise KernelError("q must hold at least one token")
+    if q_sink.shape != q.shape:
+        raise KernelError(f"q_sink has shape {tuple(q_sink.shape)}, q has {tuple(q.shape)}")
+    if num_q_heads % num_kv_heads != 0:
+        raise KernelError(f"{num_q_heads} query heads on {num_kv_heads} KV heads")
     wanted = (num_kv_heads, min(start, window) + num_tokens, head_dim)
     for name, x in (("k", k), ("v", v)):
-        check(tuple(x.shape) == wanted, f"{name} has shape {tuple(x.shape)}, {wanted} is needed")
-        check(x.dtype == q.dtype, f"{name} is {x.dtype}, q is {q.dtype}")
-        check(x.stride(-1) == 1, f"{name} must have unit stride in its last dimension")
-    check(
-        k_sinks.shape == v_sinks.shape and k_sinks.shape[1] <= tile,
-        f"k_sinks {tuple(k_sinks.shape)} and v_sinks {tuple(v_sinks.shape)} must agree and hold "
-        f"at most {tile} tokens",
-    )
+        if tuple(x.shape) != wanted:
+            raise KernelError(f"{name} has shape {tuple(x.shape)}, {wanted} is needed")
+        if x.dtype != q.dtype:
+            raise KernelError(f"{name} is {x.dtype}, q is {q.dtype}")
+        if x.stride(-1) != 1:
+            raise KernelError(f"{name} must have unit stride in its last dimension")
+    if not (k_sinks.shape == v_sinks.shape and k_sinks.shape[1] <= tile):
+        raise KernelError(
+            f"k_sinks {tuple(k_sinks.shape)} and v_sinks {tuple(v_sinks.shape)} must agree and "
+            f"hold at most {tile} tokens"
+        )
     return phase_attention_cpu(
         q,
         q_sink,
@@ -131,15 +134,22 @@ def packed_phase_attention(
     """
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[0]
-    check(head_dim in HEAD_DIMS, f"q has head size {head_dim}; allowed are {HEAD_DIMS}")
-    check(q.stride(-1) == 1, "q must have unit stride in its last dimension")
-    check(num_tokens == steps.num_tokens, f"q has {num_tokens} tokens, steps {steps.num_tokens}")
-    check(num_q_heads % num_kv_heads == 0, f"{num_q_heads} query heads on {num_kv_heads} KV heads")
-    check(0 <= num_sinks <= steps.tile, f"num_sinks {num_sinks} is not between 0 and {steps.tile}")
-    check(steps.tiles.device == q.device, f"steps are on {steps.tiles.device}, q is on {q.device}")
+    if head_dim not in HEAD_DIMS:
+        raise KernelError(f"q has head size {head_dim}; allowed are {HEAD_DIMS}")
+    if q.stride(-1) != 1:
+        raise KernelError("q must have unit stride in its last dimension")
+    if num_tokens != steps.num_tokens:
+        raise KernelError(f"q has {num_tokens} tokens, steps {steps.num_tokens}")
+    if num_q_heads % num_kv_heads != 0:
+        raise KernelError(f"{num_q_heads} query heads on {num_kv_heads} KV heads")
+    if not 0 <= num_sinks <= steps.tile:
+        raise KernelError(f"num_sinks {num_sinks} is not between 0 and {steps.tile}")
+    if steps.tiles.device != q.device:
+        raise KernelError(f"steps are on {steps.tiles.device}, q is on {q.device}")
     expected = {"k": (k, num_tokens), "v": (v, num_tokens)}
     if carry is None:
-        check(not any(steps.starts), "a step that does not begin its document needs a carry")
+        if any(steps.starts):
+            raise KernelError("a step that does not begin its document needs a carry")
     else:
         context = steps.cu_context[-1]
         expected |= {
@@ -148,27 +158,36 @@ def packed_phase_attention(
         }
         sinks = (len(steps.starts), num_kv_heads, num_sinks, head_dim)
         for name, x in (("k_sinks", carry.k_sinks), ("v_sinks", carry.v_sinks)):
-            check(tuple(x.shape) == sinks, f"{name} has shape {tuple(x.shape)}; {sinks} is needed")
-            check(x.dtype == q.dtype, f"{name} is {x.dtype}, q is {q.dtype}")
-            check(x.stride() == carry.k_sinks.stride(), "k_sinks and v_sinks differ in strides")
+            if tuple(x.shape) != sinks:
+                raise KernelError(f"{name} has shape {tuple(x.shape)}; {sinks} is needed")
+            if x.dtype != q.dtype:
+                raise KernelError(f"{name} is {x.dtype}, q is {q.dtype}")
+            if x.stride() != carry.k_sinks.stride():
+                raise KernelError("k_sinks and v_sinks differ in strides")
     for name, (x, rows) in expected.items():
         wanted = (num_kv_heads, rows, head_dim)
-        check(tuple(x.shape) == wanted, f"{name} has shape {tuple(x.shape)}; {wanted} is needed")
-        check(x.dtype == q.dtype, f"{name} is {x.dtype}, q is {q.dtype}")
-        check(x.device == q.device, f"{name} is on {x.device}, q is on {q.device}")
-        check(x.stride(-1) == 1, f"{name} must have unit stride in its last dimension")
+        if tuple(x.shape) != wanted:
+            raise KernelError(f"{name} has shape {tuple(x.shape)}; {wanted} is needed")
+        if x.dtype != q.dtype:
+            raise KernelError(f"{name} is {x.dtype}, q is {q.dtype}")
+        if x.device != q.device:
+            raise KernelError(f"{name} is on {x.device}, q is on {q.device}")
+        if x.stride(-1) != 1:
+            raise KernelError(f"{name} must have unit stride in its last dimension")
     tables = (
         ("cos_sin", cos_sin, num_tokens),
         ("sink_cos_sin", sink_cos_sin, steps.window + steps.tile + num_sinks),
     )
     for name, pair, rows in tables:
         for x in pair:
-            check(
+            if not (
                 tuple(x.shape) == (rows, head_dim // 2)
                 and x.dtype == torch.float32
-                and x.is_contiguous(),
-                f"{name} must be contiguous fp32 {(rows, head_dim // 2)}, is {tuple(x.shape)}",
-            )
+                and x.is_contiguous()
+            ):
+                raise KernelError(
+                    f"{name} must be contiguous fp32 {(rows, head_dim // 2)}, is {tuple(x.shape)}"
+                )
     if resolve_backend(backend, q) == "triton":
         from orthros_kernels.phase_attention.triton_kernel import phase_attention_triton
 

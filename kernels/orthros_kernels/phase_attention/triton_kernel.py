@@ -33,16 +33,13 @@ class PhaseConfig:
 
 
 CONFIGS = (
-    PhaseConfig(64, 64, 4, 3, 3),
     PhaseConfig(64, 64, 4, 2, 3),
-    PhaseConfig(64, 32, 4, 4, 3),
-    PhaseConfig(64, 32, 4, 3, 3),
-    PhaseConfig(64, 64, 4, 3),
-    PhaseConfig(128, 64, 4, 3),
-    PhaseConfig(64, 32, 4, 4, 2),
+    PhaseConfig(64, 64, 4, 3, 3),
     PhaseConfig(64, 32, 4, 3, 2),
-    PhaseConfig(128, 32, 8, 4, 2),
-    PhaseConfig(64, 32, 4, 4),
+    PhaseConfig(64, 32, 4, 4, 2),
+    PhaseConfig(64, 64, 4, 3),
+    PhaseConfig(64, 32, 4, 3),
+    PhaseConfig(128, 64, 4, 3),
 )
 
 
@@ -51,7 +48,7 @@ def default_config(head_dim: int, tile: int, group: int) -> PhaseConfig:
     if tile < 64:
         return PhaseConfig(tile, tile, 4, 2)
     if head_dim <= 64:
-        return PhaseConfig(64, 64, 4, 2, 3 if group % 3 == 0 else 1)
+        return PhaseConfig(64, 64, 4, 2, 3) if group % 3 == 0 else PhaseConfig(64, 64, 4, 3)
     return PhaseConfig(64, 32, 4, 3, 2 if group % 2 == 0 else 1)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from orthros_kernels.errors import Backend, check, resolve_backend
+from orthros_kernels.errors import Backend, KernelError, resolve_backend
 from orthros_kernels.rms_norm.reference import add_rms_norm_reference, rms_norm_reference
 
 MAX_WIDTH = 2**16
@@ -52,10 +52,10 @@ def add_rms_norm(
         KernelError: Shapes, dtypes or devices do not fit.
     """
     _check(x, weight)
-    check(
-        residual.shape == x.shape and residual.dtype == x.dtype,
-        f"residual is {residual.dtype} {tuple(residual.shape)}, x is {x.dtype} {tuple(x.shape)}",
-    )
+    if not (residual.shape == x.shape and residual.dtype == x.dtype):
+        raise KernelError(
+            f"residual is {residual.dtype} {tuple(residual.shape)}, x is {x.dtype} {tuple(x.shape)}"
+        )
     if resolve_backend(backend, x) == "triton":
         from orthros_kernels.rms_norm.triton_kernel import rms_norm_triton
 
@@ -66,13 +66,13 @@ def add_rms_norm(
 
 
 def _check(x: Tensor, weight: Tensor) -> None:
-    check(
-        weight.dim() == 1 and x.dim() >= 1 and x.shape[-1] == weight.shape[0],
-        f"weight has shape {tuple(weight.shape)}, x has {tuple(x.shape)}",
-    )
-    check(weight.shape[0] <= MAX_WIDTH, f"x has width {weight.shape[0]}; at most {MAX_WIDTH}")
-    check(
-        x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16, torch.float16),
-        f"x is {x.dtype} and weight {weight.dtype}; both must be fp32, bf16 or fp16",
-    )
-    check(x.device == weight.device, f"x is on {x.device}, weight on {weight.device}")
+    if not (weight.dim() == 1 and x.dim() >= 1 and (x.shape[-1] == weight.shape[0])):
+        raise KernelError(f"weight has shape {tuple(weight.shape)}, x has {tuple(x.shape)}")
+    if weight.shape[0] > MAX_WIDTH:
+        raise KernelError(f"x has width {weight.shape[0]}; at most {MAX_WIDTH}")
+    if not (x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16, torch.float16)):
+        raise KernelError(
+            f"x is {x.dtype} and weight {weight.dtype}; both must be fp32, bf16 or fp16"
+        )
+    if x.device != weight.device:
+        raise KernelError(f"x is on {x.device}, weight on {weight.device}")

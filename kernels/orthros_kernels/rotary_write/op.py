@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from orthros_kernels.errors import Backend, check, resolve_backend
+from orthros_kernels.errors import Backend, KernelError, resolve_backend
 from orthros_kernels.rotary_write.reference import keys_values_reference
 
 KeyNorm = tuple[Tensor, float]
@@ -40,9 +40,12 @@ def rotary_write(
     head_dim = _check(qkv, cos, sin, num_q_heads, num_kv_heads)
     wanted = (num_kv_heads, qkv.shape[0], head_dim)
     for name, x in (("k_out", k_out), ("v_out", v_out)):
-        check(tuple(x.shape) == wanted, f"{name} has shape {tuple(x.shape)}; {wanted} is needed")
-        check(x.dtype == qkv.dtype, f"{name} is {x.dtype}, qkv is {qkv.dtype}")
-        check(x.stride(-1) == 1, f"{name} must have unit stride in its last dimension")
+        if tuple(x.shape) != wanted:
+            raise KernelError(f"{name} has shape {tuple(x.shape)}; {wanted} is needed")
+        if x.dtype != qkv.dtype:
+            raise KernelError(f"{name} is {x.dtype}, qkv is {qkv.dtype}")
+        if x.stride(-1) != 1:
+            raise KernelError(f"{name} must have unit stride in its last dimension")
     if resolve_backend(backend, qkv) == "triton":
         from orthros_kernels.rotary_write.triton_kernel import rotary_write_triton
 
@@ -92,11 +95,12 @@ def rotary_scatter(
     """
     _check(qkv, cos, sin, num_q_heads, num_kv_heads)
     for name, x in (("base_addresses", base_addresses), ("capacities", capacities), ("rows", rows)):
-        check(
-            x.dtype == torch.int64 and tuple(x.shape) == (qkv.shape[0],) and x.is_contiguous(),
-            f"{name} must be contiguous int64 [{qkv.shape[0]}], is {x.dtype} {tuple(x.shape)}",
-        )
-        check(x.device == qkv.device, f"{name} is on {x.device}, qkv is on {qkv.device}")
+        if not (x.dtype == torch.int64 and tuple(x.shape) == (qkv.shape[0],) and x.is_contiguous()):
+            raise KernelError(
+                f"{name} must be contiguous int64 [{qkv.shape[0]}], is {x.dtype} {tuple(x.shape)}"
+            )
+        if x.device != qkv.device:
+            raise KernelError(f"{name} is on {x.device}, qkv is on {qkv.device}")
     from orthros_kernels.rotary_write.triton_kernel import rotary_scatter_triton
 
     rotary_scatter_triton(
@@ -108,20 +112,20 @@ def rotary_scatter(
 def _check(qkv: Tensor, cos: Tensor, sin: Tensor, num_q_heads: int, num_kv_heads: int) -> int:
     head_dim = 2 * cos.shape[-1]
     wanted = (num_q_heads + 2 * num_kv_heads) * head_dim
-    check(
-        qkv.dim() == 2 and qkv.shape[1] == wanted,
-        f"qkv has shape {tuple(qkv.shape)}; [R, {wanted}] is needed",
-    )
-    check(qkv.stride(1) == 1, "qkv must have unit stride in its last dimension")
-    check(
-        qkv.dtype in (torch.float32, torch.bfloat16, torch.float16),
-        f"qkv is {qkv.dtype}; fp32, bf16 and fp16 are taken",
-    )
+    if not (qkv.dim() == 2 and qkv.shape[1] == wanted):
+        raise KernelError(f"qkv has shape {tuple(qkv.shape)}; [R, {wanted}] is needed")
+    if qkv.stride(1) != 1:
+        raise KernelError("qkv must have unit stride in its last dimension")
+    if qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise KernelError(f"qkv is {qkv.dtype}; fp32, bf16 and fp16 are taken")
     for name, x in (("cos", cos), ("sin", sin)):
-        check(
+        if not (
             tuple(x.shape) == (qkv.shape[0], head_dim // 2)
             and x.dtype == torch.float32
-            and x.is_contiguous(),
-            f"{name} must be contiguous fp32 {(qkv.shape[0], head_dim // 2)}, is {tuple(x.shape)}",
-        )
+            and x.is_contiguous()
+        ):
+            raise KernelError(
+                f"{name} must be contiguous fp32 {(qkv.shape[0], head_dim // 2)}, is "
+                f"{tuple(x.shape)}"
+            )
     return head_dim

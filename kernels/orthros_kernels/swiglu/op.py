@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from orthros_kernels.errors import Backend, check, resolve_backend
+from orthros_kernels.errors import Backend, KernelError, resolve_backend
 from orthros_kernels.swiglu.reference import swiglu_reference
 
 
@@ -22,15 +22,12 @@ def swiglu(gate_up: Tensor, *, backend: Backend = "auto") -> Tensor:
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer".
     """
-    check(
-        gate_up.dim() == 2 and gate_up.shape[1] > 0 and gate_up.shape[1] % 2 == 0,
-        f"gate_up has shape {tuple(gate_up.shape)}; [R, 2 I] is needed",
-    )
-    check(
-        gate_up.dtype in (torch.float32, torch.bfloat16, torch.float16),
-        f"gate_up is {gate_up.dtype}; fp32, bf16 and fp16 are taken",
-    )
-    check(gate_up.stride(1) == 1, "gate_up must have unit stride in its last dimension")
+    if not (gate_up.dim() == 2 and gate_up.shape[1] > 0 and (gate_up.shape[1] % 2 == 0)):
+        raise KernelError(f"gate_up has shape {tuple(gate_up.shape)}; [R, 2 I] is needed")
+    if gate_up.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise KernelError(f"gate_up is {gate_up.dtype}; fp32, bf16 and fp16 are taken")
+    if gate_up.stride(1) != 1:
+        raise KernelError("gate_up must have unit stride in its last dimension")
     if resolve_backend(backend, gate_up) == "triton":
         from orthros_kernels.swiglu.triton_kernel import swiglu_triton
 
