@@ -7,6 +7,7 @@ import typer
 
 from orthros_client.cli import register as register_client
 from orthros_deployments.batch_cli import register as register_batch
+from orthros_deployments.convert_cli import convert
 from orthros_deployments.models_cli import models
 from orthros_deployments.serve_cli import serve
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve)
+app.command("convert")(convert)
 app.add_typer(models, name="models")
 register_client(app)
 register_batch(app)

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Backend = Literal["auto", "triton", "reference"]
@@ -27,8 +28,18 @@ def force_backend(backend: Backend) -> None:
     _forced[0] = backend
 
 
-def resolve_backend(backend: Backend, x: Tensor) -> Literal["triton", "reference"]:
+def resolve_backend(
+    backend: Backend, x: Tensor, *, has_gradients: bool = False
+) -> Literal["triton", "reference"]:
     """Triton for CUDA tensors, the reference for others, unless one is asked for or forced.
+
+    Where a gradient is wanted, "auto" takes a Triton kernel only if it has one: the others would
+    cut the graph without a word.
+
+    Args:
+        backend: What the caller asks for.
+        x: The input whose device decides.
+        has_gradients: Whether the operator's Triton form is differentiable.
 
     Raises:
         KernelError: The name is none of the three.
@@ -36,7 +47,8 @@ def resolve_backend(backend: Backend, x: Tensor) -> Literal["triton", "reference
     _check_name(backend)
     chosen = _forced[0] if backend == "auto" else backend
     if chosen == "auto":
-        return "triton" if x.is_cuda else "reference"
+        is_cut = x.requires_grad and torch.is_grad_enabled() and not has_gradients
+        return "triton" if x.is_cuda and not is_cut else "reference"
     return chosen
 
 

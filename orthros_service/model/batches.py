@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from orthros_kernels import DecodePlan, PackedSteps
+from orthros_kernels import DecodePlan, PackedSteps, PhaseLayout
 
 LayerKV = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [G, N, D]."""
@@ -180,5 +180,24 @@ class PlannedDecodeBatch:
     evidence: EvidenceRecord | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBatch:
+    """A packed row of documents and their question segments, both phases at once; stores nothing.
+
+    Args:
+        layout: Which rows belong to which document and segment.
+        cos_sin: Rotation at each row's position, two [R, 1, D] fp32.
+        sink_cos_sin: Rotation at min(position, W + tile + s - 1), like it.
+        window: W, in tokens.
+        num_sinks: s.
+    """
+
+    layout: PhaseLayout
+    cos_sin: tuple[Tensor, Tensor]
+    sink_cos_sin: tuple[Tensor, Tensor]
+    window: int
+    num_sinks: int
+
+
 FusedBatch = PackedPrefillBatch | PlannedDecodeBatch
-Batch = PrefillBatch | DecodeBatch | FusedBatch
+Batch = PrefillBatch | DecodeBatch | FusedBatch | TrainingBatch

@@ -1,7 +1,7 @@
 """Load a Hugging Face model directory into our transformer."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +145,18 @@ def read_weights(directory: Path, config: ModelConfig, *, dtype: torch.dtype) ->
                 "but the two differ."
             )
     return weights
+
+
+def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The opposite of `read_weights`: tensors under their Hugging Face names, views of ours."""
+    stored: dict[str, Tensor] = {}
+    for parameter in _parameters(config):
+        rows = [shape[0] for _, shape in parameter.parts]
+        for (name, _), part in zip(
+            parameter.parts, torch.split(weights[parameter.name], rows), strict=True
+        ):
+            stored[name] = part
+    return stored
 
 
 def _parameters(config: ModelConfig) -> Iterator[_Parameter]:

@@ -15,11 +15,13 @@ from orthros_service.model.batches import (
     PackedPrefillBatch,
     PlannedDecodeBatch,
     PrivateTail,
+    TrainingBatch,
     layer_views,
 )
 from orthros_service.model.config import ModelConfig, OrthrosConfig
 from orthros_service.model.fused_attention import HeadNorms, attend_fused, write_fused
 from orthros_service.model.rope import RotaryTable
+from orthros_service.model.training_attention import attend_training
 
 
 class RMSNorm(nn.Module):
@@ -79,6 +81,10 @@ class Attention(nn.Module):
             fused: Tensor = self.o_proj(out_RHD.flatten(1))
             return fused
         q, k, v = self.project(x_RM)
+        if isinstance(batch, TrainingBatch):
+            rows = attend_training(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), batch)
+            trained: Tensor = self.o_proj(rows.flatten(1))
+            return trained
         temperature_H = (
             None
             if self.temperature_H is None
@@ -99,6 +105,7 @@ class Attention(nn.Module):
                 norms=self._head_norms(),
             )
             return
+        assert not isinstance(batch, TrainingBatch), "training stores no keys and values"
         _, k, v = self.project(x_RM)
         write_keys_values(self.layer, k, v, batch)
 

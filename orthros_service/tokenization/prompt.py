@@ -107,6 +107,21 @@ class PromptFormat:
         contents = (first, *(turn.content for turn in turns[1:]))
         return tuple(self._encode(("", *parts[len(self._header) :]), contents, is_start=False))
 
+    def answer_end(self) -> int:
+        """The token that the template puts behind an answer; decoding stops there.
+
+        Raises:
+            ModelError: The template puts another token there than those that end an answer.
+        """
+        parts = self._template.split([_USER, _ASSISTANT, _USER], now=FIXED_TIME)
+        ids = self._encode(parts[2:3], (), is_start=False)
+        if not ids or ids[0] not in self._tokenizer.stop_ids:
+            raise ModelError(
+                "The chat template ends an answer with no token that ends decoding; set "
+                "eos_token_id in generation_config.json to the one that it uses."
+            )
+        return ids[0]
+
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The whole prompt of a conversation without documents.
 

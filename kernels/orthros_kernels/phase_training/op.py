@@ -81,7 +81,7 @@ def phase_training_attention(
     )
     check(0 <= num_sinks <= TILE, f"num_sinks {num_sinks} is not between 0 and {TILE}")
     check(scale > 0, f"scale {scale} must be positive")
-    if resolve_backend(backend, q) == "triton":
+    if resolve_backend(backend, q, has_gradients=True) == "triton":
         check(
             not (q.is_cuda and q.dtype == torch.float32),
             "q is torch.float32, which the kernels do not take on CUDA; use bf16, fp16 or the "

@@ -1,0 +1,1 @@
+"""From an ordinary Transformer to an Orthros model: data, adapters, training, export."""
