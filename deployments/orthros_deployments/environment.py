@@ -10,6 +10,8 @@ import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +238,18 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `KeyboardInterrupt`, also where they were ignored."""
+    handler = signal.default_int_handler
+    previous = {number: signal.signal(number, handler) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, kept in previous.items():
+            signal.signal(number, kept)
 
 
 def wait_for_signal() -> None:

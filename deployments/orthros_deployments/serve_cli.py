@@ -65,4 +65,5 @@ def _serve(settings: Settings) -> None:
         "Stopping; running requests may finish, for up to "
         f"{settings.deployment.shutdown_timeout_s:g} s. Ctrl-C again ends them.\n"
     )
-    stop_service(running)
+    with environment.interrupted_by_signals():
+        stop_service(running)

@@ -10,6 +10,7 @@ logger = logging.getLogger(__name__)
 
 _STOP_MARGIN_S = 10.0
 _LOOK_EVERY_S = 0.2
+_PIECE_S = 0.5
 
 
 def drain(app_name: str, *, timeout_s: float) -> None:
@@ -20,14 +21,15 @@ def drain(app_name: str, *, timeout_s: float) -> None:
 
     try:
         gateways = serve.get_deployment_handle("Gateway", app_name)
-        response = gateways.broadcast("drain", timeout_s)
-        drained = response.results(timeout_s=timeout_s + _STOP_MARGIN_S)
+        deadline = time.monotonic() + timeout_s
+        # In short calls: a signal is seen only between them.
+        while not all(gateways.broadcast("drain", _PIECE_S).results(timeout_s=_STOP_MARGIN_S)):
+            if time.monotonic() > deadline:
+                logger.warning("requests still ran after %g s and are cut off", timeout_s)
+                return
     except (RayError, RayServeException, TimeoutError, RuntimeError) as error:
         # Stopping goes on whatever state the service is in.
         logger.warning("the gateways could not be drained: %s: %s", type(error).__name__, error)
-        return
-    if not all(drained):
-        logger.warning("requests still ran after %g s and are cut off", timeout_s)
 
 
 def withdraw_app(app_name: str) -> None:

@@ -1,5 +1,6 @@
 """What is checked and decided before anything starts."""
 
+import signal
 import socket
 from pathlib import Path
 
@@ -103,3 +104,13 @@ def test_the_places_of_data_are_absolute_and_show_no_password(tmp_path, monkeypa
     places = environment.data_places(Settings(documents=DocumentSettings(database_url=url)))
     assert places[0] == "postgresql+psycopg://user:***@host/orthros"
     assert places[1:] == [f"{tmp_path}/data/texts", f"{tmp_path}/data/states"]
+
+
+def test_a_signal_interrupts_also_where_it_was_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), environment.interrupted_by_signals():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
