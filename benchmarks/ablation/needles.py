@@ -1,15 +1,10 @@
 """Facts that are hidden in a document: their sentences, questions and answers."""
 
-import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 
-WORDS = {
-    kind: words.split()
-    for kind, words in json.loads(Path(__file__).with_name("words.json").read_text()).items()
-}
-ADJECTIVES, NOUNS, NAMES, CITIES, DAYS = WORDS.values()
+from orthros_service.conversion.needles import ADJECTIVES, CITIES, DAYS, NAMES, NOUNS
+
 Fact = tuple[str, str, str]
 """Sentence, question, answer."""
 

@@ -51,6 +51,7 @@ CODES = (
     "state_mismatch",
     "state_corrupted",
     "engine_error",
+    "conversion_failed",
     "job_failed",
     "incomplete_output",
     "internal",
