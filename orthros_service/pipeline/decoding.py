@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -21,16 +21,23 @@ RELEASE_TIMEOUT_S = 5.0
 
 
 async def decode(
-    run: Run, work: DecodeWork, worker: DecodeWorker
+    run: Run, prepare: Callable[[Run], Awaitable[DecodeWork]], worker: DecodeWorker
 ) -> AsyncGenerator[DecodeOutput, None]:
     """Stream the sequence; it may move to another worker while its caller has seen no text of it.
 
     After a move the text comes from its beginning again.
+
+    Args:
+        run: The request.
+        prepare: Waits for its states; asked again where a state was lost on its way.
+        worker: Decodes.
     """
+    work = await prepare(run)
     num_retries, is_seen = 0, False
     while True:
         if run.is_revoked:
             raise run.revoked()
+        run.phase = "decode"
         try:
             async with aclosing(_stream(run, work, worker)) as outputs:
                 async for output in outputs:
@@ -48,6 +55,9 @@ async def decode(
                 NUM_DECODE_RETRIES,
                 error,
             )
+            if error.phase == "handoff":
+                run.phase = "prefill"
+                work = await prepare(run)
 
 
 def _is_seen(run: Run, output: DecodeOutput) -> bool:

@@ -106,9 +106,7 @@ class Pipeline:
         self._runs[request.request_id] = run
         outcome, finished = "internal", None
         try:
-            work = await self._prepared(run)
-            run.phase = "decode"
-            async with aclosing(decode(run, work, self._decoder)) as outputs:
+            async with aclosing(decode(run, self._prepared, self._decoder)) as outputs:
                 async for output in outputs:
                     if isinstance(output, DecodeFinished):
                         finished = await self._finish(run, output)

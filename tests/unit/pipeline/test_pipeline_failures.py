@@ -127,3 +127,19 @@ async def test_a_failed_request_logs_its_code(world, caplog, script, outcome):
         await world.collect(world.request("text"))
 
     assert [vars(one)["outcome"] for one in caplog.records if hasattr(one, "outcome")] == [outcome]
+
+
+async def loses_a_state(work):
+    raise UnavailableError("a segment is gone", phase="handoff")
+    yield
+
+
+async def test_a_state_that_is_lost_on_its_way_is_asked_for_again(world):
+    world.decoder.scripts = [loses_a_state]
+    events = await world.collect(world.request("text"))
+    assert events[-1].text == "yes!"
+    assert len(world.coordinator.sources) == len(world.decoder.works) == 2
+
+    world.decoder.scripts = [dies]
+    await world.collect(world.request("other"))
+    assert len(world.coordinator.sources) == 3
