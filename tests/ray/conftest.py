@@ -270,6 +270,8 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def _ray_address(process: "subprocess.Popen[str]", log: Path) -> str:
