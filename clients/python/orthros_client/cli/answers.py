@@ -22,11 +22,6 @@ from orthros_client.options import AskOptions, GenerationOptions, SummaryOptions
 from orthros_client.streams import AnswerStream
 from orthros_client.types import Answer
 
-NOT_CONVERTED = (
-    "Note: this model was not trained for linear prefill (converted: false); its answers about "
-    "documents read in linear mode are weak."
-)
-
 QuestionArgument = Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.")]
 TemperatureOption = Annotated[
     float | None, typer.Option("--temperature", min=0.0, max=2.0, help="0 is repeatable.")
@@ -168,7 +163,5 @@ def _show_facts(answer: Answer, terminal: Terminal) -> None:
         f"hand-off {timings.handoff_s:.2f} s, first token {timings.first_token_s:.2f} s, "
         f"decode {timings.decode_s:.2f} s, total {timings.total_s:.2f} s"
     )
-    if not answer.converted:
-        terminal.line(NOT_CONVERTED)
     for warning in answer.warnings:
         terminal.line(f"Warning: {one_line(warning)}")

@@ -11,7 +11,8 @@ from orthros_client.cli.terminal import Terminal
 from orthros_client.types import Document
 
 LINE_INTERVAL_S = 2.0
-MIB = 1024 * 1024
+KIB = 1024
+MIB = 1024 * KIB
 
 Show = Callable[[int, int | None, str], None]
 
@@ -22,7 +23,8 @@ def upload_progress(terminal: Terminal) -> Iterator[Callable[[int, int], None]]:
     with _display(terminal, "uploading") as show:
 
         def on_sent(sent: int, total: int) -> None:
-            show(sent, total, f"{sent / MIB:.1f} of {total / MIB:.1f} MiB")
+            unit, name = (MIB, "MiB") if total >= MIB else (KIB, "KiB")
+            show(sent, total, f"{sent / unit:.1f} of {total / unit:.1f} {name}")
 
         yield on_sent
 

@@ -84,7 +84,6 @@ def test_an_answer_is_shown_with_numbered_citations_model_and_timings(run, servi
     assert lines[2] == '[1] doc_1 8-15: "Ishmael again"'
     assert "tiny (converted: false), 10 document + 5 prompt + 3 written tokens" in result.stdout
     assert "total 0.50 s" in result.stdout
-    assert "Note: this model was not trained for linear prefill" in result.stdout
     assert "Warning: The document was read in linear mode." in result.stdout
     assert service.body("/v1/answers") == {
         "question": "Who?",
