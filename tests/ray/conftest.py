@@ -244,7 +244,10 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "ORTHROS_STATE__URI": f"{home}/states",
         "ORTHROS_STATE__MEMORY_BYTES": str(256 * 2**20),
         "ORTHROS_DEPLOYMENT__SHUTDOWN_TIMEOUT_S": "5",
+        # Where services of this machine are found: others that run here are not meant.
+        "TMPDIR": str(home / "tmp"),
     }
+    (home / "tmp").mkdir()
     with (home / "log.txt").open("w") as stderr:
         process = subprocess.Popen(
             [ORTHROS, "serve", "--port", str(port), "--model", tiny_model],

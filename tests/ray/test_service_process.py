@@ -69,11 +69,12 @@ def test_what_is_known_before_the_start_is_refused_in_a_sentence(service, run_or
 
 
 def test_a_batch_job_finds_the_running_service_and_shows_only_its_own_lines(
-    service, run_orthros, tmp_path
+    service, run_orthros, tmp_path, monkeypatch
 ):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    monkeypatch.setenv("TMPDIR", str(service.home / "tmp"))
     pq.write_table(pa.table({"text": ["The lamps burned low.", "  "]}), tmp_path / "in.parquet")
     job = run_orthros(
         *("batch", "run", "--input", str(tmp_path / "in.parquet")),
