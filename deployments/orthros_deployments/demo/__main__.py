@@ -5,6 +5,7 @@ Any command that fails fails the demo. Nothing is left behind: data lies in a te
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ WIDTH = 80
 EXCERPT_CHARS = 6_000
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
+RAY_LINE = re.compile(r"\s*Ray: (\S+)")
 METRICS = (
     "orthros_requests_total",
     "orthros_prefill_tokens_total",
@@ -97,15 +99,31 @@ def is_ready(client: OrthrosClient) -> bool:
         return False
 
 
+def show_start(lines: Iterable[str]) -> str:
+    """Show what `orthros serve` says when it is ready; the address of its Ray, from its last line.
+
+    Raises:
+        StepFailedError: The lines ended before that one.
+    """
+    for line in lines:
+        console.print(Text(line.rstrip()), soft_wrap=True)
+        if match := RAY_LINE.match(line):
+            return match[1]
+    raise StepFailedError("the service ended before it said where it runs")
+
+
 @contextlib.contextmanager
-def service() -> Iterator[str]:
-    """`orthros serve` on a free port for the time of the block; its URL."""
+def service() -> Iterator[tuple[str, str]]:
+    """`orthros serve` on a free port for the time of the block; its URL and its Ray's address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     show_command("orthros", "serve", "--port", str(port), ending=" &")
-    process = subprocess.Popen([COMMAND, "serve", "--port", str(port)])
+    process = subprocess.Popen(
+        [COMMAND, "serve", "--port", str(port)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
     try:
         started = time.monotonic()
         with OrthrosClient(url, max_retries=0) as client:
@@ -115,13 +133,14 @@ def service() -> Iterator[str]:
                 if time.monotonic() - started > START_TIMEOUT_S:
                     raise StepFailedError(f"the service was not ready in {START_TIMEOUT_S:.0f} s")
                 time.sleep(0.5)
+        ray_address = show_start(process.stdout)
         console.print(f"Ready after {time.monotonic() - started:.0f} s.")
-        yield url
+        yield url, ray_address
     finally:
         stop(process)
 
 
-def stop(process: "subprocess.Popen[bytes]") -> None:
+def stop(process: "subprocess.Popen[str]") -> None:
     """Ask the service to end, as Ctrl-C would; kill it if it does not."""
     if process.poll() is None:
         console.print(Text("\n^C  (stopping the service)", style="bold"))
@@ -191,8 +210,11 @@ def run(folder: Path) -> None:
     orthros("models", "prepare")
     orthros("models", "list")
     story = STORY.read_text(encoding="utf-8")
-    with service() as url:
-        os.environ["ORTHROS_CLIENT_URL"] = url  # noqa: TID251 - for the commands below
+    with service() as (url, ray_address):
+        # For the commands below: this service, whatever else runs on this machine.
+        os.environ.update(  # noqa: TID251
+            ORTHROS_CLIENT_URL=url, ORTHROS_DEPLOYMENT__RAY_ADDRESS=ray_address
+        )
         console.rule("The beginning of a story: within the trained context")
         excerpt = folder / "excerpt.txt"
         excerpt.write_text(story[: story.rindex("\n", 0, EXCERPT_CHARS)], encoding="utf-8")

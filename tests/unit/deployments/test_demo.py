@@ -1,10 +1,16 @@
-"""The demo shows commands that fit a terminal and that a reader can copy."""
+"""The demo shows commands that fit a terminal and can be copied, and uses its own service."""
 
 import shlex
 
 import pytest
 
-from orthros_deployments.demo.__main__ import QUESTIONS, WIDTH, command_lines
+from orthros_deployments.demo.__main__ import (
+    QUESTIONS,
+    WIDTH,
+    StepFailedError,
+    command_lines,
+    show_start,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,3 +26,15 @@ def test_commands_fit_the_terminal_and_can_be_copied(words):
 
     assert max(map(len, lines)) <= WIDTH
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == ["$", *words]
+
+
+def test_the_address_of_its_own_service_is_read_from_what_the_service_says(capsys):
+    said = ["Orthros serves m at http://x:1\n", "  API: x\n", "  Ray: 10.0.0.2:6379   Ctrl-C\n"]
+
+    assert show_start(iter(said)) == "10.0.0.2:6379"
+    assert capsys.readouterr().out == "".join(said)
+
+
+def test_a_service_that_ends_at_its_start_fails_the_demo():
+    with pytest.raises(StepFailedError, match="ended before"):
+        show_start(["Orthros serves m at http://x:1\n"])
