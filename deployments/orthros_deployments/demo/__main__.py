@@ -35,6 +35,7 @@ WIDTH = 80
 EXCERPT_CHARS = 6_000
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
+EXIT_INTERRUPTED = 130
 RAY_LINE = re.compile(r"\s*Ray: (\S+)")
 METRICS = (
     "orthros_requests_total",
@@ -233,7 +234,7 @@ def run(folder: Path) -> None:
 
 
 def main() -> int:
-    """Exit code 0 if every step worked, 1 otherwise."""
+    """Exit code 0 if every step worked, 130 after Ctrl-C, 1 otherwise."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="orthros-demo-") as name:
         folder = Path(name)
@@ -250,6 +251,9 @@ def main() -> int:
         except StepFailedError as error:
             console.print(Text(f"\nThe demo failed: {error}.", style="bold red"))
             return 1
+        except KeyboardInterrupt:
+            console.print(Text("\nThe demo was interrupted.", style="bold red"))
+            return EXIT_INTERRUPTED
     console.print(f"\nThe demo is done; every step worked, in {time.monotonic() - started:.0f} s.")
     return 0
 

@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from orthros_deployments.demo import __main__ as demo
 from orthros_deployments.demo.__main__ import (
     QUESTIONS,
     WIDTH,
@@ -38,3 +39,18 @@ def test_the_address_of_its_own_service_is_read_from_what_the_service_says(capsy
 def test_a_service_that_ends_at_its_start_fails_the_demo():
     with pytest.raises(StepFailedError, match="ended before"):
         show_start(["Orthros serves m at http://x:1\n"])
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "words"),
+    [(KeyboardInterrupt(), 130, "was interrupted"), (StepFailedError("why"), 1, "failed: why")],
+)
+def test_a_demo_that_does_not_end_says_so(monkeypatch, capsys, error, exit_code, words):
+    def run(folder):
+        raise error
+
+    monkeypatch.setattr(demo.os, "environ", {})
+    monkeypatch.setattr(demo, "run", run)
+
+    assert demo.main() == exit_code
+    assert words in capsys.readouterr().out
