@@ -19,9 +19,9 @@ Show = Callable[[Advance], None]
 
 def plan_lines(plan: JobPlan) -> list[str]:
     """Say what a planned job will read, and what it leaves out."""
-    lines = [f"{plan.num_rows:,} rows in {len(plan.files):,} Parquet file(s)"]
+    lines = [f"{_count(plan.num_rows, 'row')} in {_count(len(plan.files), 'Parquet file')}"]
     if plan.num_skipped:
-        lines.append(f"{plan.num_skipped:,} hidden or foreign file(s) are not read")
+        lines.append(f"not read: {_count(plan.num_skipped, 'hidden or foreign file')}")
     lines += [f"left out: {bad.message}" for bad in plan.bad_files]
     lines += [f"warning: {warning}" for warning in plan.warnings]
     return lines

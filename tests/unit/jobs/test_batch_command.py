@@ -57,7 +57,7 @@ def test_a_job_without_errors_ends_with_zero_and_a_table(command, write, finishe
     result = command(write(text=["one", "two"]), "--question", "Who?")
 
     assert result.exit_code == 0, result.output
-    assert "2 rows in 1 Parquet file(s)" in result.stderr
+    assert "2 rows in 1 Parquet file\n" in result.stderr
     assert "(1 file)" in result.stdout
     assert "rows in, out" in result.stdout
     assert "fake-model (converted: false)" in result.stdout
