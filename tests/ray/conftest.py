@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -120,6 +122,7 @@ class Service:
     ray_address: str
     home: Path
     model: Path
+    tmpdir: str
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -244,11 +247,15 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "ORTHROS_STATE__URI": f"{home}/states",
         "ORTHROS_STATE__MEMORY_BYTES": str(256 * 2**20),
         "ORTHROS_DEPLOYMENT__SHUTDOWN_TIMEOUT_S": "5",
-        # Where services of this machine are found: others that run here are not meant.
-        "TMPDIR": str(home / "tmp"),
+        # Where services of this machine are found: others that run here are not meant. Ray's
+        # sockets lie there too, and their paths must be short.
+        "TMPDIR": tempfile.mkdtemp(prefix="ot-"),
     }
-    (home / "tmp").mkdir()
-    with (home / "log.txt").open("w") as stderr:
+    with (
+        (home / "log.txt").open("w") as stderr,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(shutil.rmtree, settings["TMPDIR"], ignore_errors=True)
         process = subprocess.Popen(
             [ORTHROS, "serve", "--port", str(port), "--model", tiny_model],
             env={**os.environ, **settings},
@@ -264,6 +271,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 ray_address=_ray_address(process, home / "log.txt"),
                 home=home,
                 model=tiny_model,
+                tmpdir=settings["TMPDIR"],
             )
             with running.http:
                 yield running

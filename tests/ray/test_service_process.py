@@ -74,7 +74,7 @@ def test_a_batch_job_finds_the_running_service_and_shows_only_its_own_lines(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    monkeypatch.setenv("TMPDIR", str(service.home / "tmp"))
+    monkeypatch.setenv("TMPDIR", service.tmpdir)
     pq.write_table(pa.table({"text": ["The lamps burned low.", "  "]}), tmp_path / "in.parquet")
     job = run_orthros(
         *("batch", "run", "--input", str(tmp_path / "in.parquet")),
