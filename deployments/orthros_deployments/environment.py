@@ -33,7 +33,7 @@ WORKER_VARIABLES = {
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SQLITE_FILE = "sqlite:///"
-_GPU_FILES = Path("/dev/nvidia[0-9]*")
+_GPU_FOLDER, _GPU_FILES = Path("/dev"), ("nvidia[0-9]*", "dxg")
 
 
 def with_absolute_paths(settings: Settings) -> Settings:
@@ -76,7 +76,11 @@ def _check_device(settings: Settings) -> None:
     # Torch, which knows better, is loaded in the replicas only; other nodes are not looked at.
     wants_gpu = settings.model.device.startswith("cuda")
     is_here = settings.deployment.ray_address is None
-    if wants_gpu and is_here and not any(_GPU_FILES.parent.glob(_GPU_FILES.name)):
+    if (
+        wants_gpu
+        and is_here
+        and not any(found for name in _GPU_FILES for found in _GPU_FOLDER.glob(name))
+    ):
         raise InvalidValueError(
             f"ORTHROS_MODEL__DEVICE is {settings.model.device!r}, but this machine has no NVIDIA "
             "GPU; use 'auto' or 'cpu'."

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -227,16 +226,12 @@ def eventually() -> Callable[..., Any]:
     return _eventually
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The shared service."""
     home = tmp_path_factory.mktemp("service")
-    port = _free_port()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
     settings = {
         "ORTHROS_MODEL__DTYPE": "float32",
         "ORTHROS_MODEL__NUM_THREADS": "1",
@@ -247,18 +242,14 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "ORTHROS_STATE__URI": f"{home}/states",
         "ORTHROS_STATE__MEMORY_BYTES": str(256 * 2**20),
         "ORTHROS_DEPLOYMENT__SHUTDOWN_TIMEOUT_S": "5",
-        # Where services of this machine are found: others that run here are not meant. Ray's
-        # sockets lie there too, and their paths must be short.
-        "TMPDIR": tempfile.mkdtemp(prefix="ot-"),
     }
-    with (
-        (home / "log.txt").open("w") as stderr,
-        contextlib.ExitStack() as stack,
-    ):
-        stack.callback(shutil.rmtree, settings["TMPDIR"], ignore_errors=True)
+    # Where services of this machine are found (others that run here are not meant), and where
+    # Ray's sockets lie, whose paths must be short.
+    short = tempfile.TemporaryDirectory(prefix="ot-", ignore_cleanup_errors=True)
+    with short as tmpdir, (home / "log.txt").open("w") as stderr:
         process = subprocess.Popen(
             [ORTHROS, "serve", "--port", str(port), "--model", tiny_model],
-            env={**os.environ, **settings},
+            env={**os.environ, **settings, "TMPDIR": tmpdir},
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -271,7 +262,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 ray_address=_ray_address(process, home / "log.txt"),
                 home=home,
                 model=tiny_model,
-                tmpdir=settings["TMPDIR"],
+                tmpdir=tmpdir,
             )
             with running.http:
                 yield running
@@ -281,8 +272,7 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
-            if process.stdout is not None:
-                process.stdout.close()
+            process.communicate()
 
 
 def _ray_address(process: "subprocess.Popen[str]", log: Path) -> str:

@@ -243,8 +243,6 @@ def main() -> int:
             ORTHROS_DOCUMENTS__TEXT_URI=str(folder / "texts"),
             ORTHROS_STATE__URI=str(folder / "states"),
             ORTHROS_LOG__LEVEL="WARNING",
-            # Where services of this machine are found: another that runs here is not meant.
-            TMPDIR=name,
         )
         try:
             run(folder)

@@ -91,7 +91,7 @@ def test_a_cluster_that_was_found_is_joined_with_rays_own_token(tmp_path, monkey
 
 
 def test_a_gpu_that_is_not_there_is_told_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "_GPU_FILES", tmp_path / "nvidia[0-9]*")
+    monkeypatch.setattr(environment, "_GPU_FOLDER", tmp_path)
     (tmp_path / "config.json").write_text("{}")
     model = ModelSettings(directory=tmp_path, device="cuda")
     with pytest.raises(InvalidValueError, match="no NVIDIA GPU"):
