@@ -28,6 +28,7 @@ from orthros_service.telemetry.context import log_context
 from orthros_service.types import DocumentText, IngestProgress
 
 logger = logging.getLogger(__name__)
+_DELETED = "The state of this text was deleted while it was made; send the request again."
 
 
 class Ingestor:
@@ -142,7 +143,7 @@ class Ingestor:
         """
         job = self._jobs.pop(content_key, None)
         if job is not None:
-            job.stop(CancelledError("The document was deleted.", phase="prefill"))
+            job.stop(UnavailableError(_DELETED, phase="prefill"))
         deletion = asyncio.create_task(self._delete(content_key, job))
         # A later job for the same content waits for it.
         self._deletions[content_key] = deletion
