@@ -4,6 +4,7 @@ Each error says what was wrong, what is allowed and what to do. `code` is part o
 clients match on it, so a code is never renamed.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 JsonScalar = str | int | float | bool | None
@@ -13,6 +14,20 @@ def _rebuild(
     cls: type["OrthrosError"], message: str, phase: str | None, details: dict[str, Any]
 ) -> "OrthrosError":
     return cls(message, phase=phase, **details)
+
+
+def validator_reason(message: str) -> str:
+    """What a validator said, without pydantic's mark for those that are our own."""
+    return message.removeprefix("Value error, ")
+
+
+def validation_summary(details: Iterable[Mapping[str, Any]]) -> str:
+    """Pydantic's errors as one line: place and reason of each."""
+    reasons = []
+    for each in details:
+        place, reason = ".".join(map(str, each["loc"])), validator_reason(each["msg"])
+        reasons.append(f"{place}: {reason}" if place else reason)
+    return "; ".join(reasons)
 
 
 class OrthrosError(Exception):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from orthros_service.errors import InvalidValueError
+from orthros_service.errors import InvalidValueError, validator_reason
 
 MIB = 1024 * 1024
 PREFIX = "ORTHROS_"
@@ -233,7 +233,7 @@ def _problem(detail: Mapping[str, Any]) -> str:
         near = difflib.get_close_matches(name, _variable_names(), n=1)
         hint = f"; did you mean {near[0]}?" if near else "; docs/settings.md lists them all."
         return f"{name} is not a setting{hint}"
-    reason = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    reason = validator_reason(detail["msg"]).rstrip(".")
     if not places:
         return f"{reason}."
     return f"{name} is {detail['input']!r}: {reason[:1].lower()}{reason[1:]}."

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orthros_kernels import PhaseLayout, phase_training_attention
+from orthros_kernels.phase_training.layout import TILE
 
-TILE = 128
 HALF_LIVES = (1024.0, 8192.0, 65536.0)
 
 

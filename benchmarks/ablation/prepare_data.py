@@ -11,30 +11,21 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import tokenizers
-from needles import FORMS, UNSEEN_FORMS
+from needles import draw_unseen_fact
 from rows import CONTINUATION, NEEDLE, PASSAGE_QUESTION, ROW_TOKENS, UNSEEN_NEEDLE, RowBuilder, room
 
+from orthros_service.conversion.corpus import passage_around
+from orthros_service.conversion.needles import Fact, draw_fact
 from orthros_service.tokenization import PromptFormat, Tokenizer
 from orthros_service.types import Message
 
 SEGMENT_TOKENS = 256
 MIN_DOCUMENT, MAX_DOCUMENT = 4096, 61440
 EVAL_LENGTHS = (4096, 16384, 65536)
-_WINDOW_CHARS = 900
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A passage with a question that it answers."""
-
-    text: str
-    question: str
-    answer: str
 
 
 class Source:
@@ -98,7 +89,7 @@ def _paragraphs(
     return found
 
 
-def _passages(data: Path, *, is_eval: bool) -> Iterator[Passage]:
+def _passages(data: Path, *, is_eval: bool) -> Iterator[Fact]:
     names = (
         ("eval/xquad_en.test", "eval/nq_open_oracle.test", "eval/covidqa.test")
         if is_eval
@@ -110,20 +101,8 @@ def _passages(data: Path, *, is_eval: bool) -> Iterator[Passage]:
                 if not qa["answers"] or not qa["evidence"] or not qa["answers"][0]:
                     continue
                 begin, end = qa["evidence"][0]
-                yield Passage(
-                    _around(row["text"], begin, end), qa["question"], qa["answers"][0][:200]
-                )
-
-
-def _around(text: str, begin: int, end: int) -> str:
-    """The passage about a span, cut at blanks."""
-    first, last = max(0, begin - _WINDOW_CHARS), min(len(text), end + _WINDOW_CHARS)
-    cut = text[first:last]
-    if first > 0:
-        cut = cut.split(" ", 1)[-1]
-    if last < len(text):
-        cut = cut.rsplit(" ", 1)[0]
-    return cut.strip() + "\n\n"
+                passage = passage_around(row["text"], begin, end)
+                yield Fact(passage, qa["question"], qa["answers"][0][:200])
 
 
 def _document(
@@ -135,12 +114,11 @@ def _document(
     inserts: list[tuple[list[int], str, str, int]] = []
     for index in range(needles):
         is_unseen = is_eval and index % 2 == 1
-        form = rng.choice(UNSEEN_FORMS if is_unseen else FORMS)
-        sentence, question, answer = form(rng, rng.choice)
+        fact = draw_unseen_fact(rng) if is_unseen else draw_fact(rng)
         kind = UNSEEN_NEEDLE if is_unseen else NEEDLE
-        inserts.append((source.ids(f"{sentence}\n\n"), question, answer, kind))
+        inserts.append((source.ids(f"{fact.text}\n\n"), fact.question, fact.answer, kind))
     inserts += [
-        (source.ids(passage.text), passage.question, passage.answer, PASSAGE_QUESTION)
+        (source.ids(f"{passage.text}\n\n"), passage.question, passage.answer, PASSAGE_QUESTION)
         for passage in rng.sample(source.passages, questions)
     ]
     body = num_tokens - len(header) - sum(len(ids) for ids, *_ in inserts)

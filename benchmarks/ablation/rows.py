@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-TILE = 128
+from orthros_service.conversion.rows import up
+
 ROW_TOKENS = 72 * 1024
 NEEDLE, UNSEEN_NEEDLE, PASSAGE_QUESTION, CONTINUATION = range(4)
 KINDS = ("needle", "needle, unseen form", "question on a passage", "continuation")
@@ -76,14 +77,14 @@ class RowBuilder:
         row, begin = self.rows[-1], self.used
         row[begin : begin + len(document)] = document
         self.documents.append((len(self.rows) - 1, begin, len(document)))
-        at = _up(begin + len(document))
+        at = up(begin + len(document))
         for prompt, answer, kind, place in segments:
             ids = [*prompt, *answer]
             row[at : at + len(ids)] = ids
             index = len(self.documents) - 1
             self.segments.append((index, at, len(ids), len(prompt), kind, place))
             at += len(ids)
-        self.used = _up(at)
+        self.used = up(at)
 
     def build(self) -> RowSet:
         """All rows so far."""
@@ -96,8 +97,4 @@ class RowBuilder:
 
 def room(document: int, segments: list[tuple[list[int], list[int], int, int]]) -> int:
     """Tokens of a row that a document with these segments takes."""
-    return _up(_up(document) + sum(len(prompt) + len(answer) for prompt, answer, *_ in segments))
-
-
-def _up(tokens: int) -> int:
-    return -(-tokens // TILE) * TILE
+    return up(up(document) + sum(len(prompt) + len(answer) for prompt, answer, *_ in segments))

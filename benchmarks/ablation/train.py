@@ -9,7 +9,6 @@ Every run sees the same rows in the same order. Results are written after each r
 
 import argparse
 import json
-import math
 import re
 import time
 from pathlib import Path
@@ -18,10 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from model import Model, Row, Variant, compile_parts
-from rows import CONTINUATION, KINDS, TILE, RowSet
+from rows import CONTINUATION, KINDS, RowSet
 from torch import Tensor
 
 from orthros_kernels import DocumentSpan, PhaseLayout
+from orthros_kernels.phase_training.layout import TILE
+from orthros_service.conversion.schedule import schedule
 
 LEARNING_RATE, WARM_UP, FLOOR = 1.5e-3, 0.05, 0.1
 DOCUMENT_WEIGHT, DOCUMENT_SAMPLE, CONTINUATION_WEIGHT = 0.2, 0.125, 0.3
@@ -117,15 +118,6 @@ def training_targets(rows: Rows, index: int, row: Row, rng: np.random.Generator)
     return place, row.tokens[place + 1], weight / weight.sum()
 
 
-def rate(step: int, steps: int) -> float:
-    """Warm up, then a cosine down to a tenth."""
-    warm = max(1, int(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    share = (step - warm) / max(1, steps - warm)
-    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * share))
-
-
 def train(model: Model, rows: Rows, seed: int, limit_s: float) -> dict[str, Any]:
     """One pass over the rows; the time limit only guards against a run that hangs."""
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -141,7 +133,7 @@ def train(model: Model, rows: Rows, seed: int, limit_s: float) -> dict[str, Any]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * rate(step, len(rows))
+            group["lr"] = LEARNING_RATE * schedule(step, len(rows), warm_up=WARM_UP, floor=FLOOR)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())

@@ -38,6 +38,7 @@ def convert(
     Run it again with the same file to go on where it was cut.
     """
     with shown_errors():
+        from orthros_service.conversion.checkpoint import ADAPTER_FILE
         from orthros_service.conversion.config import load_config
         from orthros_service.conversion.run import convert as run
 
@@ -48,7 +49,7 @@ def convert(
         typer.echo(str(target))
         sys.stderr.write(
             f"Serve it: orthros serve --model {target}\n"
-            f"The adapter alone: {chosen.output / 'adapter.safetensors'}\n"
+            f"The adapter alone: {chosen.output / ADAPTER_FILE}\n"
         )
 
 

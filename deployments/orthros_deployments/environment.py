@@ -76,11 +76,8 @@ def _check_device(settings: Settings) -> None:
     # Torch, which knows better, is loaded in the replicas only; other nodes are not looked at.
     wants_gpu = settings.model.device.startswith("cuda")
     is_here = settings.deployment.ray_address is None
-    if (
-        wants_gpu
-        and is_here
-        and not any(found for name in _GPU_FILES for found in _GPU_FOLDER.glob(name))
-    ):
+    gpus = [path for name in _GPU_FILES for path in _GPU_FOLDER.glob(name)]
+    if wants_gpu and is_here and not gpus:
         raise InvalidValueError(
             f"ORTHROS_MODEL__DEVICE is {settings.model.device!r}, but this machine has no NVIDIA "
             "GPU; use 'auto' or 'cpu'."

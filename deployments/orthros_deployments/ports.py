@@ -11,7 +11,8 @@ from orthros_deployments.descriptions import ServiceDescription
 from orthros_deployments.leases import POLL_S, Confirmations
 from orthros_deployments.remote_errors import orthros_errors
 from orthros_service.engine.types import DecodeOutput, DecodeWork
-from orthros_service.errors import DeadlineExceededError, StateError, UnavailableError
+from orthros_service.errors import StateError, UnavailableError
+from orthros_service.ingest import not_ready_in_time
 from orthros_service.state.types import StateHandle
 from orthros_service.types import DocumentText, TokenizedDocument
 
@@ -60,11 +61,7 @@ class CoordinatorReplica:
                 return handle
             is_first = False
             if loop.time() >= deadline:
-                raise DeadlineExceededError(
-                    f"The document was not ready within {timeout_s:.1f} s. Ask again later or "
-                    "allow more time.",
-                    phase="prefill",
-                )
+                raise not_ready_in_time(timeout_s)
 
     async def forget(self, content_key: str) -> None:
         """Stop a running ingestion and delete the state from every tier."""

@@ -13,7 +13,10 @@ class KernelError(ValueError):
 
 
 def check(condition: bool, message: str) -> None:
-    """Raise `KernelError` with this message unless the condition holds."""
+    """Raise `KernelError` with this message unless the condition holds.
+
+    Not for what runs in every layer of a step: the message is made each time.
+    """
     if not condition:
         raise KernelError(message)
 

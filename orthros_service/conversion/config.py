@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from orthros_service.errors import InvalidValueError
+from orthros_kernels.phase_training.layout import TILE
+from orthros_service.errors import InvalidValueError, validation_summary
 
-TILE = 128
 PERMISSIVE = (
     "public domain", "cc0", "cc-by-4.0", "cc-by-sa", "cc-by-3.0", "mit", "apache-2.0", "psf-2.0",
     "postgresql", "odc-pddl", "bsd",
@@ -115,12 +115,5 @@ def load_config(path: Path, **changes: Any) -> ConversionConfig:
     try:
         return ConversionConfig.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(
-            ": ".join(
-                [".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")]
-                if each["loc"]
-                else [each["msg"].removeprefix("Value error, ")]
-            )
-            for each in error.errors(include_url=False, include_input=False)
-        )
+        problems = validation_summary(error.errors(include_url=False, include_input=False))
         raise InvalidValueError(f"{path} is not a valid conversion: {problems}.") from error

@@ -14,6 +14,7 @@ from orthros_service.errors import InvalidValueError
 logger = logging.getLogger(__name__)
 
 _KEPT_GROUPS = 64
+_PASSAGE_CHARS = 900
 _COLUMNS = ("text", "licence")
 
 
@@ -90,6 +91,17 @@ class Corpus:
             )
         self._loaded.move_to_end(group)
         return self._loaded[group]
+
+
+def passage_around(text: str, begin: int, end: int) -> str:
+    """The passage about a span of characters, cut at blanks."""
+    first, last = max(0, begin - _PASSAGE_CHARS), min(len(text), end + _PASSAGE_CHARS)
+    cut = text[first:last]
+    if first > 0:
+        cut = cut.split(" ", 1)[-1]
+    if last < len(text):
+        cut = cut.rsplit(" ", 1)[0]
+    return cut.strip()
 
 
 def _files(paths: tuple[Path, ...]) -> list[Path]:

@@ -5,33 +5,22 @@ Row number n depends on the seed and on n alone, so a run that was cut goes on w
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from orthros_service.conversion.config import ConversionConfig
-from orthros_service.conversion.corpus import Corpus
-from orthros_service.conversion.needles import draw_fact
+from orthros_service.conversion.corpus import Corpus, passage_around
+from orthros_service.conversion.needles import Fact, draw_fact
 from orthros_service.conversion.rows import Example, Segment, TrainingRow, pack, up
 from orthros_service.errors import InvalidValueError
 from orthros_service.tokenization import PromptFormat, Tokenizer
 from orthros_service.types import Message
 
 _CHARS_PER_TOKEN = 5
-_PASSAGE_CHARS = 900
 _MAX_ANSWER_CHARS = 200
 _DOCUMENT_SHARE = 0.125
 # What the segments of a document take at most, so that its length can be drawn first.
 _SEGMENT_TOKENS = 160
-
-
-@dataclass(frozen=True, slots=True)
-class _Insert:
-    """Text that is put into a document, and what is asked about it."""
-
-    text: str
-    question: str
-    answer: str
 
 
 class ExampleSource:
@@ -96,7 +85,7 @@ class ExampleSource:
 
     def _example(self, rng: random.Random, num_tokens: int) -> Example:
         data, training = self._config.data, self._config.training
-        inserts = [self._fact(rng) for _ in range(data.needles)]
+        inserts = [draw_fact(rng) for _ in range(data.needles)]
         inserts += [each for _ in range(data.passages) if (each := self._passage(rng))]
         rng.shuffle(inserts)
         text = self._text(rng, num_tokens * _CHARS_PER_TOKEN)
@@ -123,11 +112,7 @@ class ExampleSource:
         ids = self._tokenizer.encode_text(answer).token_ids.tolist()
         return Segment(prompt_ids=prompt, answer_ids=(*ids, self._stop), weight=1.0)
 
-    def _fact(self, rng: random.Random) -> _Insert:
-        fact = draw_fact(rng)
-        return _Insert(fact.sentence, fact.question, fact.answer)
-
-    def _passage(self, rng: random.Random) -> _Insert | None:
+    def _passage(self, rng: random.Random) -> Fact | None:
         assert self._questions is not None
         row = self._questions.row(rng.randrange(len(self._questions)))
         asked = [qa for qa in row["qas"] if qa["answers"] and qa["answers"][0] and qa["evidence"]]
@@ -135,8 +120,10 @@ class ExampleSource:
             return None
         qa = rng.choice(asked)
         begin, end = qa["evidence"][0]
-        return _Insert(
-            _around(row["text"], begin, end), qa["question"], qa["answers"][0][:_MAX_ANSWER_CHARS]
+        return Fact(
+            passage_around(row["text"], begin, end),
+            qa["question"],
+            qa["answers"][0][:_MAX_ANSWER_CHARS],
         )
 
     def _text(self, rng: random.Random, num_chars: int) -> str:
@@ -151,7 +138,7 @@ class ExampleSource:
 
 
 def _inserted(
-    text: str, inserts: Sequence[_Insert], rng: random.Random, *, last: int
+    text: str, inserts: Sequence[Fact], rng: random.Random, *, last: int
 ) -> tuple[str, list[int]]:
     """Text with the inserts between its paragraphs, and where each of them ends.
 
@@ -179,14 +166,3 @@ def _paragraph_ends(text: str) -> list[int]:
         ends.append(at)
         at = text.find("\n\n", at + 2)
     return ends
-
-
-def _around(text: str, begin: int, end: int) -> str:
-    """The passage about a span, cut at blanks."""
-    first, last = max(0, begin - _PASSAGE_CHARS), min(len(text), end + _PASSAGE_CHARS)
-    cut = text[first:last]
-    if first > 0:
-        cut = cut.split(" ", 1)[-1]
-    if last < len(text):
-        cut = cut.rsplit(" ", 1)[0]
-    return cut.strip()

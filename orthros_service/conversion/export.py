@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from orthros_service.conversion.config import ConversionConfig
 from orthros_service.errors import ModelError
 from orthros_service.model.config import ModelConfig
 from orthros_service.model.loading import stored_tensors
 from orthros_service.model.transformer import Transformer
+from orthros_service.model.writing import write_json, write_weights
 
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
@@ -42,17 +41,16 @@ def export_model(
         for name in _COPIED:
             if (config.model / name).is_file():
                 shutil.copyfile(config.model / name, partial / name)
-        _write_json(partial / "config.json", _model_config(config))
-        _write_json(partial / "orthros.json", _orthros(config))
+        write_json(partial / "config.json", _model_config(config))
+        write_json(partial / "orthros.json", _orthros(config))
         weights = {
             name: tensor.to(torch.bfloat16).contiguous().cpu()
             for name, tensor in stored_tensors(model.state_dict(), shape).items()
         }
-        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
+        write_weights(partial, weights)
         shutil.rmtree(target, ignore_errors=True)
         partial.replace(target)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise ModelError(f"The converted model {target} cannot be written: {error}.") from error
 
 
@@ -83,7 +81,3 @@ def _orthros(config: ConversionConfig) -> dict[str, Any]:
             f"of rank {config.training.rank} merged"
         ),
     }
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -15,9 +15,9 @@ ADJECTIVES, NOUNS, NAMES, CITIES, DAYS = (words.split() for words in _WORDS.valu
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A sentence that a document hides, and what is asked about it."""
+    """A text that stands in a document, and what is asked about it."""
 
-    sentence: str
+    text: str
     question: str
     answer: str
 
@@ -47,7 +47,7 @@ def _city(rng: random.Random) -> Fact:
 
 
 def _password(rng: random.Random) -> Fact:
-    key, value = rng.choice(NOUNS), "-".join(rng.choices(NOUNS, k=3))
+    key, value = rng.choice(NOUNS), "-".join(rng.choice(NOUNS) for _ in range(3))
     return Fact(
         f"Whoever asks for the {key} must say the words {value}.",
         f"Which words must be said to get the {key}?",

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orthros_kernels import DocumentSpan
-
-TILE = 128
+from orthros_kernels.phase_training.layout import TILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

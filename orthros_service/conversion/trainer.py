@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from orthros_kernels import PhaseLayout
+from orthros_kernels.phase_training.layout import TILE
 from orthros_service.conversion.adapter import attach, load_adapter, updates
 from orthros_service.conversion.checkpoint import Checkpoints
 from orthros_service.conversion.config import ConversionConfig
 from orthros_service.conversion.failures import ConversionError
-from orthros_service.conversion.rows import TILE, TrainingRow
+from orthros_service.conversion.rows import TrainingRow
+from orthros_service.conversion.schedule import schedule
 from orthros_service.model.batches import TrainingBatch
 from orthros_service.model.loading import LoadedModel
 from orthros_service.model.rope import RotaryTable
@@ -180,20 +182,10 @@ class Trainer:
     def _settings(self) -> str:
         """What must be the same for a run to go on: everything but where and how long."""
         values = self._config.model_dump(mode="json", exclude={"model", "output", "device", "name"})
-        for name in ("checkpoint_every",):
-            del values["training"][name]
+        del values["training"]["checkpoint_every"]
         for name in ("texts", "questions"):
             values["data"][name] = [Path(each).name for each in values["data"][name]]
         return json.dumps(values, sort_keys=True)
-
-
-def schedule(step: int, steps: int, *, warm_up: float, floor: float) -> float:
-    """Share of the learning rate: a linear warm-up, then a cosine down to the floor."""
-    warm = int(warm_up * steps)
-    if step < warm:
-        return (step + 1) / warm
-    share = (step - warm) / max(1, steps - warm)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def _truncate_log(path: Path, step: int) -> None:

@@ -3,10 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated
 from weakref import WeakValueDictionary
-
-from fastapi import Depends, Request
 
 
 class ContentLocks:
@@ -29,16 +26,3 @@ class ContentLocks:
             lock = self._locks[content_key] = asyncio.Lock()
         async with lock:
             yield
-
-
-def get_content_locks(request: Request) -> ContentLocks:
-    """Return the app's locks; a FastAPI dependency."""
-    state = request.app.state
-    if not hasattr(state, "content_locks"):
-        state.content_locks = ContentLocks()
-    locks = state.content_locks
-    assert isinstance(locks, ContentLocks)
-    return locks
-
-
-Locks = Annotated[ContentLocks, Depends(get_content_locks)]

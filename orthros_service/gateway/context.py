@@ -10,6 +10,7 @@ from fastapi import Request
 from orthros_service.admission import Admission
 from orthros_service.documents import DocumentCatalog, TextStore
 from orthros_service.errors import UnavailableError
+from orthros_service.gateway.content_locks import ContentLocks
 from orthros_service.gateway.waits import within_timeout
 from orthros_service.settings import Settings
 from orthros_service.telemetry import MetricsSink
@@ -62,6 +63,7 @@ class GatewayContext:
         admission: The gate in front of generations.
         model: The served model.
         header_tokens: Tokens of the fixed header in front of every document.
+        content_locks: Held while a text and its rows are created or deleted together.
         draining: Set once the service is stopping: what runs may end, new work is refused.
     """
 
@@ -75,6 +77,7 @@ class GatewayContext:
     admission: Admission
     model: ServedModel
     header_tokens: int
+    content_locks: ContentLocks = field(default_factory=ContentLocks)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
 

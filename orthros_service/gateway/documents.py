@@ -21,7 +21,6 @@ from orthros_client.types import (
 from orthros_service.documents import DocumentRow
 from orthros_service.errors import OrthrosError
 from orthros_service.gateway.bodies import JSON_TYPE
-from orthros_service.gateway.content_locks import ContentLocks, Locks
 from orthros_service.gateway.context import GatewayContext, get_context
 from orthros_service.gateway.openapi import json_body, problems
 from orthros_service.gateway.sources import find_document, inline_document
@@ -75,7 +74,6 @@ _CREATE_BODY = {
 )
 async def create_document(
     context: Context,
-    locks: Locks,
     request: Request,
     title: Annotated[
         str | None, Query(max_length=MAX_TITLE_CHARS, description="For text and forms.")
@@ -90,7 +88,7 @@ async def create_document(
     upload = await read_upload(request, context.settings, title=title, prefill_mode=prefill_mode)
     text = inline_document(context, upload.text, upload.prefill_mode)
     text = replace(text, document_id=f"doc_{secrets.token_hex(12)}")
-    await _store(context, locks, text, title=upload.title, metadata=upload.metadata)
+    await _store(context, text, title=upload.title, metadata=upload.metadata)
     # Read again: the ingestion of a known content may be done already.
     row = await asyncio.to_thread(find_document, context, text.document_id or "")
     return JSONResponse(
@@ -102,7 +100,6 @@ async def create_document(
 
 async def _store(
     context: GatewayContext,
-    locks: ContentLocks,
     text: DocumentText,
     *,
     title: str | None,
@@ -131,13 +128,13 @@ async def _store(
             raise
 
     # A deletion of the last document with the same content must not take the text away between.
-    async with locks.hold(text.content_key):
+    async with context.content_locks.hold(text.content_key):
         await asyncio.to_thread(put)
     try:
         await within_timeout(context.backend.ingest(text), what="take the document")
     except BaseException:
         # Nobody has learned the id; a document that is never ingested would stay queued for ever.
-        await asyncio.shield(_undo(context, locks, text.content_key, document_id))
+        await asyncio.shield(_undo(context, text.content_key, document_id))
         raise
 
 
@@ -189,16 +186,16 @@ async def get_document(document_id: str, context: Context) -> Document:
     response_model=DocumentDeleted,
     responses=problems(404, 503),
 )
-async def delete_document(document_id: str, context: Context, locks: Locks) -> DocumentDeleted:
+async def delete_document(document_id: str, context: Context) -> DocumentDeleted:
     """Remove the document; its text and state go too unless another document shares them."""
-    await _remove(context, locks, document_id)
+    await _remove(context, document_id)
     return DocumentDeleted(id=document_id)
 
 
-async def _remove(context: GatewayContext, locks: ContentLocks, document_id: str) -> None:
+async def _remove(context: GatewayContext, document_id: str) -> None:
     """Delete a document, the state before the row: a caller whom that fails can ask again."""
     key = (await asyncio.to_thread(find_document, context, document_id)).content_key
-    async with locks.hold(key):
+    async with context.content_locks.hold(key):
         if await asyncio.to_thread(context.catalog.count_content, key) == 1:
             # The one row that is left may be another's if this document has gone meanwhile.
             await asyncio.to_thread(find_document, context, document_id)
@@ -206,9 +203,9 @@ async def _remove(context: GatewayContext, locks: ContentLocks, document_id: str
         await asyncio.to_thread(_delete_row, context, document_id)
 
 
-async def _undo(context: GatewayContext, locks: ContentLocks, key: str, document_id: str) -> None:
+async def _undo(context: GatewayContext, key: str, document_id: str) -> None:
     """Delete a document that the workers refused, whatever they say to that."""
-    async with locks.hold(key):
+    async with context.content_locks.hold(key):
         if not await asyncio.to_thread(_delete_row, context, document_id):
             return
         try:

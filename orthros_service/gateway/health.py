@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from orthros_service.errors import UnavailableError
-from orthros_service.gateway.context import GatewayContext, get_context
+from orthros_service.gateway.context import GatewayContext, StoppingError, get_context
 from orthros_service.gateway.openapi import problems
 from orthros_service.telemetry import CONTENT_TYPE
 
@@ -36,7 +36,7 @@ async def healthz() -> dict[str, str]:
 async def readyz(context: Context) -> Response:
     """Return 200 when at least one prefill and one decode worker and the catalogue answer."""
     if context.draining.is_set():
-        raise UnavailableError("The service is stopping.", retry_after_s=2)
+        raise StoppingError("The service is stopping.", retry_after_s=2)
     are_workers_ready, is_catalog_ready = await asyncio.gather(
         _are_workers_ready(context), _is_catalog_ready(context)
     )

@@ -24,6 +24,7 @@ from orthros_service.errors import (
     NotFoundError,
     OrthrosError,
     UnavailableError,
+    validator_reason,
 )
 from orthros_service.gateway.context import StoppingError
 from orthros_service.gateway.lingering import LingeringResponse, has_unread_body
@@ -101,7 +102,7 @@ def invalid_fields(errors: Sequence[Mapping[str, Any]]) -> InvalidFieldsError:
     fields: list[Mapping[str, str]] = []
     for error in errors[:_MAX_FIELDS]:
         name = _field_name(error["loc"])
-        fields.append({"field": name, "message": str(error["msg"]).removeprefix("Value error, ")})
+        fields.append({"field": name, "message": validator_reason(str(error["msg"]))})
     listed = "; ".join(f"{field['field']}: {field['message']}" for field in fields[:3])
     more = len(errors) - min(len(fields), 3)
     rest = f"; and {more} more" if more > 0 else ""

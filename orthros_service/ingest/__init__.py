@@ -1,6 +1,7 @@
 """Ingestion: text -> tokens -> prefill steps -> segments -> a ready state."""
 
 from orthros_service.ingest.ingestor import Ingestor
+from orthros_service.ingest.job import not_ready_in_time
 from orthros_service.ingest.ports import DocumentTokenizer, PrefillWorker, ProgressRecorder, Source
 from orthros_service.ingest.prefiller import Prefiller
 
@@ -11,4 +12,5 @@ __all__ = [
     "Prefiller",
     "ProgressRecorder",
     "Source",
+    "not_ready_in_time",
 ]

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from orthros_service.errors import (
     CancelledError,
-    DeadlineExceededError,
     EngineError,
     OrthrosError,
     UnavailableError,
 )
-from orthros_service.ingest.job import Job
+from orthros_service.ingest.job import Job, not_ready_in_time
 from orthros_service.ingest.ports import DocumentTokenizer, PrefillWorker, ProgressRecorder, Source
 from orthros_service.ingest.prefiller import Prefiller
 from orthros_service.ingest.recording import Recording
@@ -109,11 +108,7 @@ class Ingestor:
         """
         handle = await self.poll(source, timeout_s=timeout_s, grace_s=0)
         if handle is None:
-            raise DeadlineExceededError(
-                f"The document was not ready within {timeout_s:.1f} s. Ask again later or allow "
-                "more time.",
-                phase="prefill",
-            )
+            raise not_ready_in_time(timeout_s)
         return handle
 
     async def poll(self, source: Source, *, timeout_s: float, grace_s: float) -> StateHandle | None:

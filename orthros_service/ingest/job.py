@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from orthros_service.errors import OrthrosError
+from orthros_service.errors import DeadlineExceededError, OrthrosError
 from orthros_service.ingest.ports import Source
 from orthros_service.state.types import StateHandle
 from orthros_service.types import IngestProgress
@@ -11,6 +11,14 @@ from orthros_service.types import IngestProgress
 _QUEUED = IngestProgress(
     status="queued", mode=None, num_tokens=None, tokens_done=0, tokens_per_s=None
 )
+
+
+def not_ready_in_time(timeout_s: float) -> DeadlineExceededError:
+    """The error of a caller whose state was not ready within timeout_s."""
+    return DeadlineExceededError(
+        f"The document was not ready within {timeout_s:.1f} s. Ask again later or allow more time.",
+        phase="prefill",
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from orthros_service.documents.text import check_text
-from orthros_service.errors import InvalidValueError
+from orthros_service.errors import InvalidValueError, validation_summary
 from orthros_service.types import PrefillModeChoice
 
 MIB = 1024 * 1024
@@ -77,14 +77,5 @@ def build_spec(**values: object) -> JobSpec:
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(
-            ": ".join(
-                [
-                    *(str(part) for part in problem["loc"]),
-                    # Pydantic's mark for a message of our own.
-                    problem["msg"].removeprefix("Value error, "),
-                ]
-            )
-            for problem in error.errors(include_url=False, include_input=False)
-        )
+        problems = validation_summary(error.errors(include_url=False, include_input=False))
         raise InvalidValueError(f"The batch job is not valid: {problems}.") from error

@@ -4,7 +4,6 @@ GGUF stores everything in one file and may quantize the matrices. Here they beco
 so what comes out is the model *as dequantized*, not its original weights.
 """
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGUFReader, ReaderTensor, dequantize
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from orthros_service.errors import ModelError
+from orthros_service.model.writing import write_json, write_weights
 
 logger = logging.getLogger(__name__)
 
@@ -104,21 +102,11 @@ def write_directory(model: GgufModel, directory: Path) -> None:
     if end_of_text is not None and end_of_text not in stops:
         stops.append(end_of_text)
     ids = {key: model.config[key] for key in ("bos_token_id", "pad_token_id")}
-    _write_json(directory / "config.json", model.config)
-    _write_json(directory / "generation_config.json", {**ids, "eos_token_id": stops})
-    _write_json(directory / "tokenizer_config.json", _tokenizer_config(model))
+    write_json(directory / "config.json", model.config)
+    write_json(directory / "generation_config.json", {**ids, "eos_token_id": stops})
+    write_json(directory / "tokenizer_config.json", _tokenizer_config(model))
     model.tokenizer.save(str(directory / "tokenizer.json"))
-    weights = directory / "model.safetensors"
-    try:
-        save_file(model.weights, weights, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise ModelError(f"{weights} cannot be written: {error}.") from error
-    # safetensors makes it readable by its owner alone; a worker may run as another user.
-    weights.chmod((directory / "config.json").stat().st_mode)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_weights(directory, model.weights)
 
 
 def _field(reader: GGUFReader, name: str) -> Any:

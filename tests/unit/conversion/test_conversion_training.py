@@ -17,7 +17,8 @@ from orthros_service.conversion.examples import ExampleSource
 from orthros_service.conversion.failures import ConversionError
 from orthros_service.conversion.rows import TrainingRow
 from orthros_service.conversion.run import convert
-from orthros_service.conversion.trainer import Trainer, schedule
+from orthros_service.conversion.schedule import schedule
+from orthros_service.conversion.trainer import Trainer
 from orthros_service.errors import ModelError
 from orthros_service.model.loading import load_model
 from orthros_service.model.reference import phase_logits

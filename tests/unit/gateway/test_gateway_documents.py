@@ -214,7 +214,7 @@ async def test_a_deletion_that_hangs_holds_up_its_own_content_only(service):
     other.set()
     assert (await deletion).status_code == 200
     assert service.texts.get(service.catalog.get(await again).content_key) == TEXT
-    assert len(service.app.state.content_locks) == 0
+    assert len(service.app.state.context.content_locks) == 0
 
 
 async def test_events_follow_the_ingestion_and_end_when_it_is_ready(
